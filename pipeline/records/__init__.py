@@ -1,0 +1,1 @@
+"""What passes between rooms: frozen standard-library dataclasses and nothing else."""

@@ -1,0 +1,89 @@
+"""The unit for which a decision is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pipeline.records.strict import STRICT
+from pipeline.records.target import Target
+
+WorkloadFormat = Literal["bundled", "spec_bench", "sharegpt", "chat", "text"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Temperature 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 switch their filter off."""
+
+    __pydantic_config__: ClassVar[Mapping[str, str]] = STRICT
+
+    name: str
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A class of prompts with an output length.
+
+    ``path`` None is allowed for ``bundled`` only, whose prompts carry the workload's ``name`` unless ``path``
+    names another bundled set. ``categories`` keeps only those of a Spec-Bench file. ``turns`` says whether later
+    turns of a conversation are measured as prompts of their own.
+    """
+
+    __pydantic_config__: ClassVar[Mapping[str, str]] = STRICT
+
+    name: str
+    format: WorkloadFormat = "bundled"
+    path: str | None = None
+    categories: tuple[str, ...] = ()
+    turns: Literal["first", "all"] = "all"
+    output_tokens: int = 128
+    ignore_eos: bool = False
+    max_prompt_tokens: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellKey:
+    """The names that identify a cell within one sweep."""
+
+    __pydantic_config__: ClassVar[Mapping[str, str]] = STRICT
+
+    target: str
+    workload: str
+    sampling: str
+    concurrency: int
+    accelerator: str
+
+    @property
+    def label(self) -> str:
+        """``smollm2 · chat · greedy · C4`` (the accelerator is left out: one per sweep line)."""
+        return f"{self.target} · {self.workload} · {self.sampling} · C{self.concurrency}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """Target × workload × sampling × concurrency × accelerator, with everything needed to measure it."""
+
+    target: Target
+    workload: Workload
+    sampling: Sampling
+    concurrency: int
+    accelerator: str
+
+    @property
+    def key(self) -> CellKey:
+        return CellKey(
+            target=self.target.name,
+            workload=self.workload.name,
+            sampling=self.sampling.name,
+            concurrency=self.concurrency,
+            accelerator=self.accelerator,
+        )

@@ -1,0 +1,137 @@
+"""What was measured of one candidate in one cell, beside its baseline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pipeline.records.cell import CellKey
+from pipeline.records.provenance import Provenance
+from pipeline.records.target import Candidate
+from pipeline.records.trace import Block
+
+MeasurementKind = Literal["search", "confirmation_look", "confirmation", "aa"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """One prompt's sums in both arms (all its seeds and blocks): the unit of the interval at C=1.
+
+    ``tau`` is the prompt's share of the iterations it took part in, ms: Σ τ · (1 / active).
+    """
+
+    prompt_id: str
+    emitted: int
+    row_iterations: int
+    tau_ms: float
+    baseline_emitted: int
+    baseline_row_iterations: int
+    baseline_tau_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSums:
+    """One block's mean iteration time in both arms, ms, over iterations with a counted row: a unit of time at C>1."""
+
+    index: int
+    tau_ms: float
+    baseline_tau_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """The figures of one measurement; the field names are the metric names everywhere. None: undefined here.
+
+    ``speedup`` S = (Σemitted/Στ of the candidate) / (Σemitted/Στ of the baseline). ``speedup_low`` and
+    ``speedup_high`` bound it at confidence ``interval_level``. ``acceptance_rate`` α = accepted / tested;
+    ``draft_acceptance_rate`` = accepted / proposed. d, v, h = τ_d, τ_v, τ_o over τ0; c = one draft step over τ0.
+    """
+
+    speedup: float
+    speedup_low: float | None
+    speedup_high: float | None
+    interval_level: float
+    units: int
+    blocks: int
+    speedup_e2e: float
+    speedup_ideal: float | None
+    speedup_geometric: float | None
+    emitted_per_verification: float | None
+    acceptance_rate: float | None
+    draft_acceptance_rate: float | None
+    proposed_per_iteration: float
+    accepted_per_iteration: float
+    acceptance_first: float | None
+    clamped_fraction: float
+    tau0_ms: float
+    tau_draft_ms: float
+    tau_verify_ms: float
+    tau_overhead_ms: float
+    tau_spec_ms: float
+    d: float
+    v: float
+    h: float
+    c: float | None
+    break_even_margin: float | None
+    tpot_ms_p50: float | None
+    tpot_ms_p95: float | None
+    tpot_ms_p99: float | None
+    gap_ms_p50: float | None
+    gap_ms_p95: float | None
+    gap_ms_p99: float | None
+    ttft_ms_p50: float | None
+    ttft_ms_p95: float | None
+    ttft_ms_p99: float | None
+    output_tokens_per_s: float
+    baseline_output_tokens_per_s: float
+    draft_weight_bytes: int
+    draft_kv_bytes: int
+    pad_fraction: float
+    context_tokens: float
+    prompt_output_overlap: float
+    near_ties: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """A candidate's figures, the sums they come from, and the traces behind both.
+
+    ``id`` = hash(sweep, cell, candidate, kind, replicate); ``baseline_ids`` name the baselines it was measured beside.
+    ``marginal[i]`` = P(first i+1 proposals all accepted), ``conditional[i]`` = P(proposal i+1 accepted | it was
+    tested). A pooled confirmation has no ``trace_blocks`` of its own: they lie in the looks that ``parts`` names.
+    """
+
+    id: str
+    content_id: str
+    sweep: str
+    kind: MeasurementKind
+    cell: CellKey
+    candidate: Candidate
+    replicate: int
+    baseline_ids: tuple[str, ...]
+    parts: tuple[str, ...]
+    provenance: Provenance
+    metrics: Metrics
+    marginal: tuple[float, ...]
+    conditional: tuple[float | None, ...]
+    unit_sums: tuple[Unit, ...]
+    block_sums: tuple[BlockSums, ...]
+    trace_blocks: tuple[Block, ...] = ()
+    schema_version: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """Plain decoding by the same engine, on the prompts of one round: shared by the round's candidates."""
+
+    id: str
+    sweep: str
+    cell: CellKey
+    replicate: int
+    round_kind: MeasurementKind
+    provenance: Provenance
+    tau0_ms: float
+    output_tokens_per_s: float
+    trace_blocks: tuple[Block, ...] = field(default=())
+    kind: Literal["baseline"] = "baseline"
+    schema_version: int = 1

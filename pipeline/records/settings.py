@@ -1,0 +1,140 @@
+"""What a sweep may be told, each setting declared once; ``pipeline.config`` fills these from ``conf/``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from pipeline.records.cell import Sampling, Workload
+from pipeline.records.strict import STRICT
+from pipeline.records.target import Draft, Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftChoice:
+    """A draft that suits a target and the γ to try it with (each ≥ 1, ascending)."""
+
+    draft: Draft
+    gammas: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetChoice:
+    """A target with the drafts that suit it, sorted by name so that their order in a file means nothing."""
+
+    target: Target
+    drafts: tuple[DraftChoice, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """How a round is measured.
+
+    A search takes max(``search_prompts``, 3 C) prompts, a confirmation max(``confirm_prompts``, 6 C); sampled
+    workloads use ``seeds`` seeds a prompt. ``shuffle_seed`` arranges a workload's prompts before they are dealt out.
+    ``tie_margin`` bounds, for greedy and one-hot text that differs from the baseline's, how near to a tie the first
+    difference must have been (``tie_margin_low_precision`` below fp32).
+    """
+
+    __pydantic_config__: ClassVar[Mapping[str, str]] = STRICT
+
+    search_prompts: int = 6
+    confirm_prompts: int = 12
+    seeds: int = 3
+    shuffle_seed: int = 0
+    warmup_tokens: int = 8
+    tie_margin: float = 1e-3
+    tie_margin_low_precision: float = 0.25
+    a_a: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSettings:
+    """``max_candidates`` bounds a cell's search; ``candidates_per_round`` share a baseline."""
+
+    __pydantic_config__: ClassVar[Mapping[str, str]] = STRICT
+
+    strategy: Literal["grid", "tpe"] = "grid"
+    candidates_per_round: int = 4
+    max_candidates: int = 30
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """``device`` auto takes CUDA where a worker has a GPU."""
+
+    __pydantic_config__: ClassVar[Mapping[str, str]] = STRICT
+
+    name: Literal["decoding", "simulated"] = "decoding"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSettings:
+    """``address`` None joins the cluster of a running job (RAY_ADDRESS), else starts Ray on this machine.
+
+    A worker owns whole accelerators, or ``cpus_per_worker`` CPUs (None: the machine's CPUs shared among ``workers``).
+    """
+
+    __pydantic_config__: ClassVar[Mapping[str, str]] = STRICT
+
+    address: str | None = None
+    workers: int = 1
+    gpus_per_worker: int = 0
+    cpus_per_worker: int | None = None
+    accelerator_type: str | None = None
+    placement_timeout_s: float = 60.0
+    call_timeout_s: float = 3600.0
+    retries: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingSettings:
+    """``uri`` None is SQLite under the output folder; ``enabled`` False keeps only the truth and the policy."""
+
+    __pydantic_config__: ClassVar[Mapping[str, str]] = STRICT
+
+    enabled: bool = True
+    uri: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """Wall seconds a cell may take, and hours that all workers together may run; None is no limit."""
+
+    __pydantic_config__: ClassVar[Mapping[str, str]] = STRICT
+
+    cell_s: float | None = None
+    worker_hours: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySettings:
+    """``margin``: a cell is on when speedup_low > 1 + margin."""
+
+    __pydantic_config__: ClassVar[Mapping[str, str]] = STRICT
+
+    margin: float = 0.03
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepSettings:
+    """One sweep, fully resolved. ``output_dir`` is absolute."""
+
+    name: str
+    output_dir: str
+    targets: tuple[TargetChoice, ...]
+    workloads: tuple[Workload, ...]
+    samplings: tuple[Sampling, ...]
+    concurrency: tuple[int, ...]
+    fresh: bool = False
+    reuse: bool = False
+    protocol: Protocol = field(default_factory=Protocol)
+    search: SearchSettings = field(default_factory=SearchSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    tracking: TrackingSettings = field(default_factory=TrackingSettings)
+    budget: Budget = field(default_factory=Budget)
+    policy: PolicySettings = field(default_factory=PolicySettings)

@@ -1,0 +1,42 @@
+"""What the driver asks of a worker, and what comes back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.records.cell import Cell
+from pipeline.records.failure import Failure
+from pipeline.records.measurement import Baseline, Measurement, MeasurementKind
+from pipeline.records.settings import Protocol
+from pipeline.records.target import Candidate, Draft
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundTask:
+    """Measure ``candidates`` of a cell beside one baseline.
+
+    The round takes ``prompt_count`` prompts of the workload's arranged order from ``first_prompt`` on. ``drafts`` are
+    all drafts of the cell, so that a worker can keep them; ``max_gamma`` the greatest γ of the cell; ``level`` the
+    confidence of the interval.
+    """
+
+    sweep: str
+    cell: Cell
+    drafts: tuple[Draft, ...]
+    max_gamma: int
+    candidates: tuple[Candidate, ...]
+    kind: MeasurementKind
+    replicate: int
+    first_prompt: int
+    prompt_count: int
+    level: float
+    protocol: Protocol
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundResult:
+    """``baseline`` None when nothing could be measured; then ``failures`` says why."""
+
+    baseline: Baseline | None
+    measurements: tuple[Measurement, ...]
+    failures: tuple[Failure, ...]

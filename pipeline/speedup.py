@@ -1,0 +1,72 @@
+"""The equations of speculative decoding. Pure functions of numbers or numpy arrays; no other module repeats them.
+
+Notation: α acceptance rate of one proposal; γ proposals per iteration; E expected emitted tokens per iteration;
+c one draft step's time over one baseline step's; T the baseline's time per token; τ0 the baseline's time per iteration,
+τ_spec the speculative one's; d, v, h drafting, verification and overhead time over τ0. Leviathan et al. 2023, arXiv 2211.17192.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Number = float | npt.NDArray[np.float64]
+
+
+def expected_tokens(alpha: Number, gamma: Number) -> Number:
+    """E(α, γ) = 1 + α + … + α^γ, tokens per iteration when acceptances are independent (Leviathan eq. 1).
+
+    Evaluated as expm1((γ+1)·ln α) / expm1(ln α), which stays exact near α = 1; γ+1 at α = 1, 1 at α = 0.
+    Arrays broadcast. Raises ValueError unless 0 ≤ α ≤ 1 and γ ≥ 0.
+    """
+    a, g = np.broadcast_arrays(np.asarray(alpha, dtype=np.float64), np.asarray(gamma, dtype=np.float64))
+    if not (np.all((a >= 0) & (a <= 1)) and np.all(g >= 0)):
+        raise ValueError(f"needs 0 <= alpha <= 1 and gamma >= 0, got alpha={alpha}, gamma={gamma}")
+    inner = (a > 0) & (a < 1)
+    log_a = np.log(np.where(inner, a, 0.5))
+    return _plain(np.where(inner, np.expm1((g + 1) * log_a) / np.expm1(log_a), np.where(a == 1, g + 1, 1.0)))
+
+
+def expected_tokens_from_marginals(marginals: Sequence[float] | npt.NDArray[np.float64]) -> float:
+    """E(γ) = 1 + Σ_{i≤γ} m_i with m_i = P(first i proposals all accepted). No independence assumed."""
+    return 1.0 + float(np.sum(np.asarray(marginals, dtype=np.float64)))
+
+
+def ideal_speedup(expected: Number, gamma: Number, c: Number) -> Number:
+    """S_ideal = E / (1 + γc): verification as cheap as one baseline step, no overhead (Leviathan theorem 3.8)."""
+    return _plain(np.asarray(expected) / (1.0 + np.asarray(gamma) * np.asarray(c)))
+
+
+def ideal_inter_token_latency(expected: Number, gamma: Number, c: Number, baseline: Number) -> Number:
+    """ITL_spec = (1 + γc)·T / E, in the unit of ``baseline`` T."""
+    return _plain(np.asarray(baseline) / np.asarray(ideal_speedup(expected, gamma, c)))
+
+
+def actual_speedup(expected: Number, tau0: Number, tau_spec: Number) -> Number:
+    """S_actual = τ0·E / τ_spec, from measured times in one unit; τ_spec is the critical path where phases overlap."""
+    return _plain(np.asarray(tau0) * np.asarray(expected) / np.asarray(tau_spec))
+
+
+def serial_speedup(expected: Number, d: Number, v: Number, h: Number) -> Number:
+    """S_actual = E / (d + v + h) for phases that follow one another."""
+    return _plain(np.asarray(expected) / (np.asarray(d) + np.asarray(v) + np.asarray(h)))
+
+
+def break_even_margin(expected: Number, d: Number, v: Number, h: Number) -> Number:
+    """E − (d + v + h): speculation pays exactly when it is positive."""
+    return _plain(np.asarray(expected) - (np.asarray(d) + np.asarray(v) + np.asarray(h)))
+
+
+def best_gamma(alpha: float, c: float, gammas: Iterable[int]) -> int:
+    """The γ of ``gammas`` with the greatest S_ideal (the smallest of equals); 0 stands for off, S = 1."""
+    choices = sorted(set(gammas))
+    if not choices:
+        raise ValueError("gammas must name at least one gamma")
+    return max(choices, key=lambda gamma: (ideal_speedup(expected_tokens(alpha, gamma), gamma, c), -gamma))
+
+
+def _plain(values: npt.NDArray[np.float64] | np.float64) -> Number:
+    """A float for scalar input, the array otherwise."""
+    return float(values) if np.ndim(values) == 0 else np.asarray(values)

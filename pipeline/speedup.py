@@ -2,7 +2,8 @@
 
 Notation: α acceptance rate of one proposal; γ proposals per iteration; E expected emitted tokens per iteration;
 c one draft step's time over one baseline step's; T the baseline's time per token; τ0 the baseline's time per iteration,
-τ_spec the speculative one's; d, v, h drafting, verification and overhead time over τ0. Leviathan et al. 2023, arXiv 2211.17192.
+τ_spec the speculative one's; d, v, h drafting, verification and overhead time over τ0.
+Source: Leviathan et al. 2023, arXiv 2211.17192.
 """
 
 from __future__ import annotations

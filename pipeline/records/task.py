@@ -17,7 +17,8 @@ class RoundTask:
 
     The round takes ``prompt_count`` prompts of the workload's arranged order from ``first_prompt`` on. ``drafts`` are
     all drafts of the cell, so that a worker can keep them; ``max_gamma`` the greatest γ of the cell; ``level`` the
-    confidence of the interval.
+    confidence of the interval. ``replicate`` names the measurements, ``baseline_replicate`` the baseline (a search
+    measures a candidate once, but makes a baseline every round).
     """
 
     sweep: str
@@ -31,6 +32,7 @@ class RoundTask:
     prompt_count: int
     level: float
     protocol: Protocol
+    baseline_replicate: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,3 +42,10 @@ class RoundResult:
     baseline: Baseline | None
     measurements: tuple[Measurement, ...]
     failures: tuple[Failure, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identification:
+    """What the measurements of a round would be, before any is made: ``content_ids`` by candidate, in task order."""
+
+    content_ids: tuple[str, ...]

@@ -1,0 +1,119 @@
+"""One cell's Optuna study: a view of what was measured, and the source of what to measure next."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import optuna
+from optuna.trial import TrialState
+
+from pipeline.records.failure import InputError
+from pipeline.records.measurement import Measurement
+from pipeline.records.settings import DraftChoice, SearchSettings
+from pipeline.records.target import Candidate
+from pipeline.search.space import CandidateSpace
+from pipeline.search.strategies import Grid, Strategy, Tpe
+
+
+def open_storage(path: Path) -> optuna.storages.BaseStorage:
+    """The SQLite storage at ``path``, its schema made by this process alone. Raises InputError if it cannot be used."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        return optuna.storages.RDBStorage(f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": 60}})
+    except Exception as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{path}: not a usable Optuna database ({reason}); move it away or set output_dir") from None
+
+
+class CellStudy:
+    """Ask for a round of candidates, tell what came of them.
+
+    ``name`` is unique to the sweep and the cell. The stored study is brought up to date from what is told, whatever
+    state a crash left it in: trials left RUNNING are closed, candidates are known by (draft, γ), none is told twice.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        choices: Sequence[DraftChoice],
+        settings: SearchSettings,
+        storage: optuna.storages.BaseStorage,
+        *,
+        fresh: bool = False,
+    ) -> None:
+        self.space = CandidateSpace(choices)
+        self._settings = settings
+        self._scores: dict[Candidate, float] = {}
+        self._closed: set[Candidate] = set()
+        self._strategy: Strategy = Grid() if settings.strategy == "grid" else Tpe(self.space, settings.seed)
+        if fresh:
+            with contextlib.suppress(KeyError):
+                optuna.delete_study(study_name=name, storage=storage)
+        self._study = optuna.create_study(
+            study_name=name,
+            storage=storage,
+            load_if_exists=True,
+            direction="maximize",
+            sampler=optuna.samplers.RandomSampler(seed=settings.seed),
+        )
+        if self._study.direction != optuna.study.StudyDirection.MAXIMIZE:
+            raise InputError(f"Optuna study {name} was stored to minimize; move its database away or rename the sweep")
+        self._reap()
+
+    def ask(self) -> tuple[Candidate, ...]:
+        """The next round's candidates; empty when the search is over."""
+        used = len(self._scores) + len(self._closed)
+        count = min(self._settings.candidates_per_round, self._settings.max_candidates - used)
+        if count <= 0:
+            return ()
+        open_candidates = [c for c in self.space.candidates if c not in self._scores and c not in self._closed]
+        return self._strategy.propose(open_candidates, self._scores, count)
+
+    def tell(self, measurement: Measurement) -> None:
+        """Enter a measured candidate; telling it again changes nothing."""
+        candidate, metrics = measurement.candidate, measurement.metrics
+        self._scores[candidate] = metrics.speedup
+        if self._stored(candidate, "measurement"):
+            return
+        attributes: dict[str, object] = {
+            "measurement": measurement.id,
+            "speedup_low": metrics.speedup_low,
+            "speedup_high": metrics.speedup_high,
+            "acceptance_rate": metrics.acceptance_rate,
+        }
+        with self._trial(candidate, attributes) as trial:
+            self._study.tell(trial, metrics.speedup)
+
+    def fail(self, candidate: Candidate, reason: str) -> None:
+        """Enter a candidate that cannot be measured, with the reason; it is not proposed again."""
+        self._closed.add(candidate)
+        if self._stored(candidate, "infeasible"):
+            return
+        with self._trial(candidate, {"infeasible": reason}) as trial:
+            trial.set_constraint("infeasible", 1.0)
+            self._study.tell(trial, state=TrialState.FAIL)
+
+    @contextlib.contextmanager
+    def _trial(self, candidate: Candidate, attributes: dict[str, object]) -> Iterator[optuna.trial.Trial]:
+        """A stored trial of exactly ``candidate``."""
+        self._study.enqueue_trial(self.space.parameters(candidate))
+        trial = self._study.ask(self.space.distributions)
+        for key, value in attributes.items():
+            trial.set_user_attr(key, value)
+        yield trial
+
+    def _stored(self, candidate: Candidate, attribute: str) -> bool:
+        """Whether a finished trial of ``candidate`` carries ``attribute``."""
+        parameters = self.space.parameters(candidate)
+        trials = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.FAIL))
+        return any(attribute in trial.user_attrs and trial.params == parameters for trial in trials)
+
+    def _reap(self) -> None:
+        """Close what a killed driver left RUNNING or WAITING: ask-and-tell writes no heartbeat that would do it."""
+        while self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+            self._study.ask(self.space.distributions)
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)

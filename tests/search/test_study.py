@@ -1,0 +1,152 @@
+"""One cell's study: proposals, resume and views."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import optuna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optuna.trial import TrialState
+
+from pipeline.records.failure import InputError
+from pipeline.records.settings import DraftChoice, SearchSettings
+from pipeline.records.target import Candidate, EarlyExit, Ngram
+from pipeline.search.space import CandidateSpace
+from pipeline.search.strategies import Tpe
+from pipeline.search.study import CellStudy, open_storage
+
+NGRAM = DraftChoice(draft=Ngram(name="ngram"), gammas=(2, 4, 8))
+EXIT = DraftChoice(draft=EarlyExit(name="exit", layers=2), gammas=(1, 2))
+
+
+def study(storage: optuna.storages.BaseStorage, choices=(NGRAM, EXIT), **search) -> CellStudy:
+    return CellStudy("sweep/cell", choices, SearchSettings(**search), storage)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> optuna.storages.BaseStorage:
+    return open_storage(tmp_path / "optuna.db")
+
+
+def stored(storage: optuna.storages.BaseStorage) -> list[optuna.trial.FrozenTrial]:
+    return optuna.load_study(study_name="sweep/cell", storage=storage).get_trials()
+
+
+def run_out(cell: CellStudy, make_measurement, score) -> list[Candidate]:
+    asked: list[Candidate] = []
+    while batch := cell.ask():
+        for candidate in batch:
+            cell.tell(make_measurement(candidate=candidate, speedup=score(candidate)))
+        asked.extend(batch)
+    return asked
+
+
+@pytest.mark.parametrize("strategy", ["grid", "tpe"])
+def test_every_candidate_is_asked_once_and_stored_once(storage, make_measurement, strategy):
+    cell = study(storage, strategy=strategy, candidates_per_round=2)
+    asked = run_out(cell, make_measurement, lambda c: 1 + c.gamma / 10)
+    assert sorted(c.label for c in asked) == ["exit γ1", "exit γ2", "ngram γ2", "ngram γ4", "ngram γ8"]
+    assert all(trial.state == TrialState.COMPLETE for trial in stored(storage))
+    assert len(stored(storage)) == 5
+
+
+def test_a_round_never_exceeds_its_size_nor_the_search_its_limit(storage, make_measurement):
+    cell = study(storage, candidates_per_round=2, max_candidates=3)
+    first = cell.ask()
+    assert len(first) == 2
+    for candidate in first:
+        cell.tell(make_measurement(candidate=candidate, speedup=1.0))
+    second = cell.ask()
+    assert len(second) == 1
+    cell.tell(make_measurement(candidate=second[0], speedup=1.0))
+    assert cell.ask() == ()
+
+
+def test_an_infeasible_candidate_keeps_its_reason_and_is_not_asked_again(storage):
+    cell = study(storage, candidates_per_round=5)
+    bad = cell.ask()[0]
+    cell.fail(bad, "out of memory")
+    assert bad not in cell.ask()
+    (trial,) = stored(storage)
+    assert trial.state == TrialState.FAIL
+    assert trial.user_attrs["infeasible"] == "out of memory"
+
+
+def test_telling_twice_leaves_one_trial_even_across_a_restart(storage, make_measurement):
+    candidate = study(storage).ask()[0]
+    for _ in range(2):
+        cell = study(storage)
+        cell.tell(make_measurement(candidate=candidate, speedup=1.2))
+        cell.tell(make_measurement(candidate=candidate, speedup=1.2))
+        assert candidate not in cell.ask()
+    assert len(stored(storage)) == 1
+
+
+def test_trials_left_running_or_waiting_by_a_crash_are_closed_and_measured_again(storage, make_measurement):
+    cell = study(storage)
+    raw = optuna.load_study(study_name="sweep/cell", storage=storage)
+    raw.enqueue_trial({"draft": "ngram", "gamma": 4})
+    raw.ask(cell.space.distributions)
+    raw.enqueue_trial({"draft": "ngram", "gamma": 2})
+    again = study(storage, candidates_per_round=5)
+    assert {trial.state for trial in stored(storage)} == {TrialState.FAIL}
+    run_out(again, make_measurement, lambda c: 1.0)
+    assert sum(trial.state == TrialState.COMPLETE for trial in stored(storage)) == 5
+
+
+def test_the_order_of_drafts_changes_nothing_on_resume(storage, make_measurement):
+    candidate = study(storage, (NGRAM, EXIT)).ask()[0]
+    study(storage, (NGRAM, EXIT)).tell(make_measurement(candidate=candidate, speedup=1.2))
+    resumed = study(storage, (EXIT, NGRAM))
+    resumed.tell(make_measurement(candidate=candidate, speedup=1.2))
+    assert candidate not in resumed.ask()
+    assert len(stored(storage)) == 1
+
+
+def test_a_study_stored_to_minimize_is_refused_by_name(storage):
+    optuna.create_study(study_name="sweep/cell", storage=storage, direction="minimize")
+    with pytest.raises(InputError, match="sweep/cell"):
+        study(storage)
+
+
+def test_a_file_that_is_no_database_is_one_clear_line(tmp_path):
+    path = tmp_path / "optuna.db"
+    path.write_text("not a database " * 100)
+    with pytest.raises(InputError, match=r"optuna\.db") as error:
+        open_storage(path)
+    assert "\n" not in str(error.value)
+
+
+def test_tpe_finds_the_best_of_many_candidates_without_trying_all():
+    wide = CandidateSpace(
+        [DraftChoice(draft=Ngram(name=name), gammas=tuple(range(1, 17))) for name in ("a", "b", "c", "d")]
+    )
+    tpe = Tpe(wide, seed=1)
+
+    def truth(candidate: Candidate) -> float:
+        return 2.0 - abs(candidate.gamma - 6) / 10 - (0.5 if candidate.draft.name != "c" else 0.0)
+
+    scores: dict[Candidate, float] = {}
+    while len(scores) < 32:
+        left = [c for c in wide.candidates if c not in scores]
+        for candidate in tpe.propose(left, scores, 4):
+            scores[candidate] = truth(candidate)
+    assert max(scores.values()) >= 1.9
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    gammas=st.lists(st.integers(1, 12), min_size=1, max_size=6, unique=True),
+    count=st.integers(1, 7),
+    measured=st.integers(0, 6),
+    seed=st.integers(0, 1000),
+)
+def test_proposals_are_open_distinct_and_as_many_as_can_be(gammas, count, measured, seed):
+    space = CandidateSpace([DraftChoice(draft=Ngram(name="n"), gammas=tuple(gammas))])
+    scores = {c: 1.0 + c.gamma / 100 for c in space.candidates[:measured]}
+    left = [c for c in space.candidates if c not in scores]
+    proposed = Tpe(space, seed).propose(left, scores, count)
+    assert len(proposed) == len(set(proposed)) == min(count, len(left))
+    assert set(proposed) <= set(left)

@@ -1,0 +1,213 @@
+"""The workers of a sweep: placed, given calls, watched, replaced. Policy-free: it knows nothing of cells' progress."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+
+from pipeline.cluster.resources import plan_workers
+from pipeline.cluster.worker import Worker
+from pipeline.records.failure import Failure, FailureKind, InputError
+from pipeline.records.settings import ClusterSettings, EngineSettings
+from pipeline.records.task import Identification, RoundResult, RoundTask
+
+CallName = Literal["measure", "identify"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of one call. A Failure in place of a result: the worker died, hung or broke, and was replaced."""
+
+    worker: str
+    task: RoundTask
+    result: RoundResult | Identification | Failure
+    wall_s: float
+
+
+@dataclass(kw_only=True)
+class _Seat:
+    """One worker's place: its actor now, and its call in flight."""
+
+    actor: Any
+    reference: Any = None
+    task: RoundTask | None = None
+    since: float = 0.0
+    note: Any = None
+
+
+class Fleet:
+    """Ray actors, each owning whole accelerators or CPUs, with one call in flight.
+
+    Ray is joined where ``address`` or RAY_ADDRESS says, or where a cluster runs on this machine, else started here and
+    stopped at ``close``. Raises InputError within seconds for workers that can never be placed.
+    """
+
+    def __init__(self, cluster: ClusterSettings, engine: EngineSettings) -> None:
+        self._settings = cluster
+        self._engine = _engine_on(cluster, engine)
+        self._started_here = _connect(cluster)
+        self._request = plan_workers(cluster, [n["Resources"] for n in ray.nodes() if n["Alive"]])
+        self._seats = {f"w{index}": _Seat(actor=self._place()) for index in range(cluster.workers)}
+        self._await_placement()
+
+    @property
+    def accelerator(self) -> str:
+        """What all workers run on: part of every cell."""
+        return self._request.accelerator
+
+    @property
+    def local(self) -> bool:
+        """Whether all workers share the driver's file system for certain."""
+        return self._started_here
+
+    def idle(self) -> tuple[str, ...]:
+        """Workers without a call in flight."""
+        return tuple(name for name, seat in self._seats.items() if seat.reference is None)
+
+    def submit(self, worker: str, task: RoundTask, call: CallName = "measure") -> None:
+        """Start a call on an idle worker."""
+        seat = self._seats[worker]
+        if seat.reference is not None:
+            raise ValueError(f"worker {worker} already has a call in flight")
+        seat.reference = getattr(seat.actor, call).remote(task)
+        seat.task = task
+        seat.since = time.monotonic()
+
+    def wait(self, timeout_s: float) -> tuple[Outcome, ...]:
+        """Outcomes of calls that have ended, or passed their deadline, within ``timeout_s``."""
+        busy = {seat.reference: name for name, seat in self._seats.items() if seat.reference is not None}
+        if not busy:
+            time.sleep(timeout_s)
+            return ()
+        done, _ = ray.wait(list(busy), num_returns=1, timeout=timeout_s)
+        outcomes = [self._collect(busy[reference]) for reference in done]
+        for name, seat in self._seats.items():
+            if seat.reference is not None and time.monotonic() - seat.since > self._settings.call_timeout_s:
+                outcomes.append(self._lose(name, "timeout", f"no result in {self._settings.call_timeout_s:g} s"))
+        return tuple(outcomes)
+
+    def notes(self) -> Mapping[str, str]:
+        """What each busy worker is doing, as far as it has answered; never waits."""
+        answers: dict[str, str] = {}
+        for name, seat in self._seats.items():
+            if seat.reference is None:
+                continue
+            if seat.note is not None and ray.wait([seat.note], timeout=0)[0]:
+                with contextlib.suppress(RayError):  # the call itself will tell what is wrong
+                    answers[name] = ray.get(seat.note, timeout=0)
+                seat.note = None
+            if seat.note is None:
+                seat.note = seat.actor.progress.remote()
+        return answers
+
+    def close(self) -> None:
+        """Kill the workers, whatever they do; stop Ray if it was started here."""
+        for seat in self._seats.values():
+            ray.kill(seat.actor, no_restart=True)
+        if self._started_here:
+            ray.shutdown()
+
+    def _collect(self, name: str) -> Outcome:
+        seat = self._seats[name]
+        try:
+            result = ray.get(seat.reference, timeout=30)
+        except RayActorError as error:
+            return self._lose(name, "worker_died", f"the worker died: {_line(error)}")
+        except GetTimeoutError:
+            return self._lose(name, "timeout", "the result could not be fetched in 30 s")
+        except Exception as error:  # whatever it was, its text travels on, not the exception
+            return self._lose(name, "error", _line(error))
+        assert seat.task is not None
+        outcome = Outcome(worker=name, task=seat.task, result=result, wall_s=time.monotonic() - seat.since)
+        seat.reference = seat.task = None
+        return outcome
+
+    def _lose(self, name: str, kind: FailureKind, message: str) -> Outcome:
+        """Replace the worker and report its call as failed."""
+        seat = self._seats[name]
+        assert seat.task is not None
+        lost = Failure(cell=seat.task.cell.key, candidate=None, kind=kind, message=message, worker=name)
+        outcome = Outcome(worker=name, task=seat.task, result=lost, wall_s=time.monotonic() - seat.since)
+        ray.kill(seat.actor, no_restart=True)
+        self._seats[name] = _Seat(actor=self._place())
+        return outcome
+
+    def _place(self) -> Any:
+        """Ask for one actor. Restarts are never implicit: a dead worker's call is for the sweep to judge."""
+        request = self._request
+        options: dict[str, Any] = {
+            "num_cpus": request.cpus,
+            "num_gpus": request.gpus,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "concurrency_groups": {"control": 1},
+        }
+        if request.accelerator_type:
+            options["accelerator_type"] = request.accelerator_type
+        return _actor_class().options(**options).remote(self._engine, request.cpus)
+
+    def _await_placement(self) -> None:
+        references = [seat.actor.ready.remote() for seat in self._seats.values()]
+        ready, waiting = ray.wait(references, num_returns=len(references), timeout=self._settings.placement_timeout_s)
+        if waiting:
+            self.close()
+            raise InputError(
+                f"cluster: {len(waiting)} of {len(references)} workers of {self._request.text} were not placed in "
+                f"{self._settings.placement_timeout_s:g} s (cluster.placement_timeout_s); is the cluster busy?"
+            )
+        try:
+            ray.get(ready)
+        except RayError as error:
+            self.close()
+            raise InputError(f"cluster: a worker could not start: {_line(error)}") from None
+
+
+def _actor_class() -> Any:
+    """``progress`` answers in a group of its own while ``measure`` runs."""
+
+    class RayWorker(Worker):
+        progress = ray.method(concurrency_group="control")(Worker.progress)
+
+    return ray.remote(RayWorker)
+
+
+def _engine_on(cluster: ClusterSettings, engine: EngineSettings) -> EngineSettings:
+    """The device each worker is to use, stated: Ray leaves GPUs visible to workers that own none."""
+    if engine.device == "cuda" and not cluster.gpus_per_worker:
+        raise InputError("engine.device=cuda needs cluster.gpus_per_worker >= 1")
+    if engine.device == "auto":
+        return replace(engine, device="cuda" if cluster.gpus_per_worker else "cpu")
+    return engine
+
+
+def _connect(cluster: ClusterSettings) -> bool:
+    """Join or start Ray; True if it was started here."""
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if ray.is_initialized():
+        return False
+    joined = cluster.address is not None or "RAY_ADDRESS" in os.environ
+    try:
+        ray.init(
+            address=cluster.address,
+            include_dashboard=None if joined else False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            namespace="speculative-decoding",
+        )
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise InputError(f"cluster.address={cluster.address}: no Ray cluster to join there ({_line(error)})") from None
+    return not joined
+
+
+def _line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -148,7 +148,6 @@ class Fleet:
             "num_gpus": request.gpus,
             "max_restarts": 0,
             "max_task_retries": 0,
-            "concurrency_groups": {"control": 1},
         }
         if request.accelerator_type:
             options["accelerator_type"] = request.accelerator_type
@@ -176,7 +175,7 @@ def _actor_class() -> Any:
     class RayWorker(Worker):
         progress = ray.method(concurrency_group="control")(Worker.progress)
 
-    return ray.remote(RayWorker)
+    return ray.remote(concurrency_groups={"control": 1})(RayWorker)
 
 
 def _engine_on(cluster: ClusterSettings, engine: EngineSettings) -> EngineSettings:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-import traceback
 from dataclasses import replace
 
 from pipeline.engines.contract import Engine, Limits
 from pipeline.measurement.identity import content_id
 from pipeline.measurement.prepare import Prepared, prepare
-from pipeline.measurement.round import measure_round
-from pipeline.records.failure import Failure, FailureKind, InputError
+from pipeline.measurement.round import as_failure, measure_round
+from pipeline.records.failure import Failure
 from pipeline.records.settings import EngineSettings
 from pipeline.records.target import Candidate
 from pipeline.records.task import Identification, RoundResult, RoundTask
@@ -78,12 +77,12 @@ class Worker:
             self._engine = make_engine(self._settings, self._threads)
         self._engine.open(task.cell.target, (), _limits(task))
         cell = task.cell
-        key = repr((cell.target, cell.workload, cell.sampling, task.protocol, task.max_gamma))
+        key = repr((cell.target, cell.workload, cell.sampling, cell.concurrency, task.protocol, task.max_gamma))
         if key not in self._prepared:
             self._say("preparing prompts")
             while len(self._prepared) >= PREPARED_KEPT:
                 self._prepared.pop(next(iter(self._prepared)))
-            self._prepared[key] = prepare(self._engine, cell, task.protocol, self._say)
+            self._prepared[key] = prepare(self._engine, cell, task.protocol, self._say, task.max_gamma)
         return self._engine, self._prepared[key]
 
     def _load(self, engine: Engine, task: RoundTask, candidate: Candidate, failures: list[Failure]) -> bool:
@@ -131,21 +130,8 @@ def make_engine(settings: EngineSettings, threads: int | None) -> Engine:
 
 
 def failure(task: RoundTask, candidate: Candidate | None, error: Exception) -> Failure:
-    """``error`` as a record. Out of memory is known by class name: CUDA's own error may not be importable here."""
-    kind: FailureKind = "error"
-    if isinstance(error, InputError):
-        kind = "refused"
-    elif isinstance(error, MemoryError) or type(error).__name__ in {"OutOfMemoryError", "CudaOutOfMemoryError"}:
-        kind = "out_of_memory"
-    message = str(error).strip().splitlines()
-    return Failure(
-        cell=task.cell.key,
-        candidate=candidate,
-        kind=kind,
-        message=message[0] if message else type(error).__name__,
-        details="" if kind == "refused" else "".join(traceback.format_exception(error)),
-        worker=f"{platform.node()}:{os.getpid()}",
-    )
+    """``error`` as a record that says where it happened."""
+    return replace(as_failure(task.cell.key, candidate, error), worker=f"{platform.node()}:{os.getpid()}")
 
 
 def _limits(task: RoundTask) -> Limits:

@@ -108,8 +108,8 @@ class Tokenizer(Protocol):
     def apply_chat_template(
         self,
         conversation: Sequence[Mapping[str, str]],
-        chat_template: str | None = ...,
         *,
+        chat_template: str | None = ...,
         tokenize: bool = ...,
         add_generation_prompt: bool = ...,
         **template_args: Scalar,

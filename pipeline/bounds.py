@@ -1,0 +1,102 @@
+"""What the settings may be beyond their types."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.records.cell import Sampling, Workload
+from pipeline.records.failure import InputError
+from pipeline.records.settings import Budget, ClusterSettings, PolicySettings, Protocol, SearchSettings
+from pipeline.records.target import DraftModel, EarlyExit, Ngram, Target
+
+
+@dataclass(frozen=True)
+class Bound:
+    """``holds`` is asked of a value that has the setting's type and is not None; ``allowed`` says it in words."""
+
+    holds: Callable[[Any], bool]
+    allowed: str
+
+
+def _at_least(least: int) -> Bound:
+    return Bound(lambda value: bool(value >= least), f"at least {least}")
+
+
+_POSITIVE = Bound(lambda value: bool(value > 0), "greater than 0")
+_NOT_EMPTY = Bound(lambda value: bool(value.strip()), "not empty")
+
+_BOUNDS: Mapping[type, Mapping[str, Bound]] = {
+    Target: {"source": _NOT_EMPTY, "revision": _NOT_EMPTY, "tokenizer": _NOT_EMPTY},
+    Ngram: {"min_n": _at_least(1), "max_n": _at_least(1)},
+    DraftModel: {"source": _NOT_EMPTY, "revision": _NOT_EMPTY},
+    EarlyExit: {"layers": _at_least(1)},
+    Workload: {"path": _NOT_EMPTY, "output_tokens": _at_least(2), "max_prompt_tokens": _at_least(1)},
+    Sampling: {
+        "temperature": _at_least(0),
+        "top_k": _at_least(0),
+        "top_p": Bound(lambda value: 0 < value <= 1, "greater than 0 and at most 1"),
+        "min_p": Bound(lambda value: 0 <= value < 1, "at least 0 and less than 1"),
+    },
+    Protocol: {
+        "search_prompts": _at_least(1),
+        "confirm_prompts": _at_least(3),  # a prompt for each of the three looks
+        "seeds": _at_least(1),
+        "shuffle_seed": _at_least(0),
+        "warmup_tokens": _at_least(0),
+        "tie_margin": _at_least(0),
+        "tie_margin_low_precision": _at_least(0),
+    },
+    SearchSettings: {"candidates_per_round": _at_least(1), "max_candidates": _at_least(1), "seed": _at_least(0)},
+    ClusterSettings: {
+        "address": Bound(
+            lambda value: bool(value.strip()) and value != "local",
+            "null, auto or the address of a cluster (local would ignore the cluster of a running job)",
+        ),
+        "workers": _at_least(1),
+        "gpus_per_worker": _at_least(0),
+        "cpus_per_worker": _at_least(1),
+        "accelerator_type": _NOT_EMPTY,
+        "placement_timeout_s": _POSITIVE,
+        "call_timeout_s": _POSITIVE,
+        "retries": _at_least(0),
+    },
+    Budget: {"cell_s": _POSITIVE, "worker_hours": _POSITIVE},
+    PolicySettings: {"margin": _at_least(0)},
+}
+
+
+def check_bounds(record: object, key: str) -> None:
+    """Raise InputError for the first setting of ``record``, found at ``key``, that is out of bounds."""
+    for field, bound in _BOUNDS.get(type(record), {}).items():
+        value = getattr(record, field)
+        if value is not None and not bound.holds(value):
+            raise InputError(f"{key}.{field}: must be {bound.allowed}, not {value!r}")
+    if isinstance(record, Ngram) and record.min_n > record.max_n:
+        raise InputError(f"{key}.min_n: must be at most max_n ({record.max_n}), not {record.min_n}")
+    if isinstance(record, Workload):
+        if record.format != "bundled" and record.path is None:
+            raise InputError(f"{key}.path: must be set to a file of prompts (format {record.format})")
+        if record.categories and record.format != "spec_bench":
+            raise InputError(f"{key}.categories: only format spec_bench has categories, not {record.format}")
+
+
+def check_name(name: str, key: str) -> None:
+    """Raise InputError for a name that folders and metrics cannot carry."""
+    if name.lower() == "off":
+        raise InputError(f"{key}: off cannot be a name: it means no speculation")
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or set(name) == {"."}:
+        raise InputError(f"{key}: {name!r} cannot be a name; use letters, digits, '_', '-' and '.'")
+
+
+def check_counts(counts: tuple[int, ...], key: str) -> None:
+    """Raise InputError unless ``counts`` holds at least one number, each at least 1 and once."""
+    if not counts:
+        raise InputError(f"{key}: must hold at least one number")
+    for count in counts:
+        if count < 1:
+            raise InputError(f"{key}: each must be at least 1, not {count}")
+        if counts.count(count) > 1:
+            raise InputError(f"{key}: {count} is given twice")

@@ -1,0 +1,236 @@
+"""A sweep's settings from conf/ and overrides, checked against the records; their identity; their YAML."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TypeVar, get_args
+
+from omegaconf import OmegaConf
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from pipeline.bounds import check_bounds, check_counts, check_name
+from pipeline.compose import CONF, Tree, composed, options, without_credentials
+from pipeline.records.cell import Sampling, Workload
+from pipeline.records.failure import InputError
+from pipeline.records.settings import (
+    Budget,
+    ClusterSettings,
+    DraftChoice,
+    EngineSettings,
+    PolicySettings,
+    Protocol,
+    SearchSettings,
+    SweepSettings,
+    TargetChoice,
+    TrackingSettings,
+)
+from pipeline.records.target import Draft, Target
+from pipeline.workloads.render import read_template
+
+T = TypeVar("T")
+
+_METHODS: Mapping[str, type[Draft]] = {record.method: record for record in get_args(Draft)}
+_GROUPS = {"targets": "target", "workloads": "workload", "samplings": "sampling"}
+_NOT_MEASURED = ("name", "output_dir", "fresh", "reuse", "cluster", "tracking", "budget")
+_WANTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "dataclass_type": "a mapping",
+}
+
+
+def load_settings(overrides: Sequence[str], config_name: str = "sweep") -> SweepSettings:
+    """The sweep that ``config_name`` describes once ``overrides`` (Hydra's grammar) are applied.
+
+    ``config_name`` is the name of a file of conf/, or the path of a YAML file, such as one that ``resolved_yaml``
+    wrote. Raises InputError: one line that names the key and what it may be.
+    """
+    tree = composed(overrides, config_name)
+    known = [field.name for field in fields(SweepSettings)] + ["output_tokens"]
+    for key in tree:
+        if key not in known:
+            raise InputError(f"{key}: unknown key; known: {', '.join(known)}")
+    name = _value(str, tree.get("name"), "name")
+    check_name(name, "name")
+    concurrency = _value(tuple[int, ...], tree.get("concurrency"), "concurrency")
+    check_counts(concurrency, "concurrency")
+    return SweepSettings(
+        name=name,
+        output_dir=_output_dir(tree),
+        targets=tuple(_target(key, body) for key, body in _named(tree, "targets").items()),
+        workloads=_workloads(tree),
+        samplings=tuple(
+            _record(Sampling, body, f"samplings.{key}", name=key) for key, body in _named(tree, "samplings").items()
+        ),
+        concurrency=concurrency,
+        fresh=_value(bool, tree.get("fresh", False), "fresh"),
+        reuse=_value(bool, tree.get("reuse", False), "reuse"),
+        protocol=_record(Protocol, tree.get("protocol", {}), "protocol"),
+        search=_record(SearchSettings, tree.get("search", {}), "search"),
+        engine=_record(EngineSettings, tree.get("engine", {}), "engine"),
+        cluster=_record(ClusterSettings, tree.get("cluster", {}), "cluster"),
+        tracking=_record(TrackingSettings, tree.get("tracking", {}), "tracking"),
+        budget=_record(Budget, tree.get("budget", {}), "budget"),
+        policy=_record(PolicySettings, tree.get("policy", {}), "policy"),
+    )
+
+
+def sweep_id(settings: SweepSettings) -> str:
+    """``NAME-`` and ten hexadecimal digits of a hash of what is measured.
+
+    Where results and workers are placed, what is tracked or resumed, and the budget do not count, nor does the order of
+    anything; the accelerator asked for does.
+    """
+    measured = {key: value for key, value in _tree(settings).items() if key not in _NOT_MEASURED}
+    measured["concurrency"] = sorted(settings.concurrency)
+    measured["accelerator_type"] = settings.cluster.accelerator_type
+    canonical = json.dumps(measured, sort_keys=True, separators=(",", ":"))
+    return f"{settings.name}-{hashlib.sha256(canonical.encode()).hexdigest()[:10]}"
+
+
+def resolved_yaml(settings: SweepSettings) -> str:
+    """``settings`` as a file that ``load_settings`` reads back, without credentials."""
+    tree = _tree(settings)
+    for section, key, address in (
+        ("tracking", "uri", settings.tracking.uri),
+        ("cluster", "address", settings.cluster.address),
+    ):
+        if address is not None:
+            tree[section] = {**_mapping(tree[section], section), key: without_credentials(address)}
+    return OmegaConf.to_yaml(OmegaConf.create(tree))
+
+
+def _tree(settings: SweepSettings) -> Tree:
+    """``settings`` in the form of a configuration file: what has a name is found under it."""
+    tree: Tree = asdict(settings)
+    tree["concurrency"] = list(settings.concurrency)
+    tree["targets"] = {
+        choice.target.name: {
+            **_body(choice.target),
+            "drafts": {each.draft.name: {**_body(each.draft), "gammas": list(each.gammas)} for each in choice.drafts},
+        }
+        for choice in settings.targets
+    }
+    tree["workloads"] = {
+        workload.name: {**_body(workload), "categories": list(workload.categories)} for workload in settings.workloads
+    }
+    tree["samplings"] = {sampling.name: _body(sampling) for sampling in settings.samplings}
+    return tree
+
+
+def _body(record: Target | Draft | Workload | Sampling) -> dict[str, object]:
+    return {key: value for key, value in asdict(record).items() if key != "name"}
+
+
+def _output_dir(tree: Tree) -> str:
+    folder = _value(str, tree.get("output_dir", "runs"), "output_dir")
+    if not folder.strip() or "://" in folder:
+        raise InputError(f"output_dir: must be a folder, not {without_credentials(folder)!r}")
+    return str(Path(folder).expanduser().absolute())
+
+
+def _target(name: str, body: Tree) -> TargetChoice:
+    key = f"targets.{name}"
+    drafts = body.pop("drafts", {})
+    target = _record(Target, body, key, name=name, beside=("drafts",))
+    read_template(target)
+    if not isinstance(drafts, dict) or not drafts:
+        raise InputError(f"{key}.drafts: must name at least one draft; known methods: {', '.join(_METHODS)}")
+    choices = [_draft(draft, value, f"{key}.drafts.{draft}") for draft, value in drafts.items()]
+    return TargetChoice(target=target, drafts=tuple(sorted(choices, key=lambda choice: choice.draft.name)))
+
+
+def _draft(name: str, value: object, key: str) -> DraftChoice:
+    check_name(name, key)
+    body = _mapping(value, key)
+    method = body.get("method")
+    if not isinstance(method, str) or method not in _METHODS:
+        said = "is missing" if method is None else f"{method!r} is unknown"
+        raise InputError(f"{key}.method: {said}; known: {', '.join(_METHODS)}")
+    if "gammas" not in body:
+        raise InputError(f"{key}.gammas: is missing; a list of numbers of proposed tokens, each at least 1")
+    gammas = _value(tuple[int, ...], body.pop("gammas"), f"{key}.gammas")
+    check_counts(gammas, f"{key}.gammas")
+    draft = _record(_METHODS[method], body, key, name=name, beside=("gammas",))
+    return DraftChoice(draft=draft, gammas=tuple(sorted(gammas)))
+
+
+def _workloads(tree: Tree) -> tuple[Workload, ...]:
+    common = {"output_tokens": tree["output_tokens"]} if "output_tokens" in tree else {}
+    return tuple(
+        _record(Workload, {**common, **body}, f"workloads.{name}", name=name)
+        for name, body in _named(tree, "workloads").items()
+    )
+
+
+def _named(tree: Tree, key: str) -> dict[str, Tree]:
+    """The mappings under ``key`` by name, at least one."""
+    group = _GROUPS[key]
+    entries = _mapping(tree.get(key, {}), key)
+    if not entries:
+        available = ", ".join(options(CONF / group))
+        raise InputError(f"{key}: choose at least one, as in {group}=[NAME]; available: {available}")
+    for name in entries:
+        check_name(name, f"{key}.{name}")
+    return {name: _mapping(value, f"{key}.{name}") for name, value in entries.items()}
+
+
+def _mapping(value: object, key: str) -> Tree:
+    if not isinstance(value, dict):
+        raise InputError(f"{key}: must be a mapping, not {_shown(value)}")
+    return dict(value)
+
+
+def _value(kind: type[T], value: object, key: str) -> T:
+    """``value`` as a ``kind``, without conversions such as "3" or true to a number."""
+    try:
+        # Through JSON because only there a strict check takes a list for a tuple.
+        return TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        raise InputError(_said(error.errors(include_url=False)[0], key)) from None
+
+
+def _record(kind: type[T], value: object, key: str, *, name: str | None = None, beside: Iterable[str] = ()) -> T:
+    """``value`` as a record; ``name`` is its key in the tree; ``beside`` are keys that belong there too."""
+    body = _mapping(value, key)
+    allowed = [field.name for field in fields(kind) if name is None or field.name != "name"]  # type: ignore[arg-type]
+    for unknown in body:
+        if unknown not in allowed:
+            raise InputError(f"{key}.{unknown}: unknown key; known: {', '.join([*allowed, *beside])}")
+    record = _value(kind, body if name is None else {**body, "name": name}, key)
+    check_bounds(record, key)
+    return record
+
+
+def _said(error: ErrorDetails, key: str) -> str:
+    """One of pydantic's errors as ``key: message``."""
+    path = list(error["loc"])
+    wanted = _WANTED.get(error["type"])
+    if wanted and path and path[-1] in ("bool", "int", "float", "str"):  # a union of scalars: pydantic tried each
+        path.pop()
+        wanted = "a number, a string, or true or false"
+    for step in path:
+        key += f"[{step}]" if isinstance(step, int) else f".{step}"
+    if error["type"] == "missing":
+        return f"{key}: must be set"
+    if error["type"] == "literal_error":
+        wanted = f"one of {error['ctx']['expected'].replace(' or ', ', ')}"
+    hint = ""
+    if isinstance(error["input"], bool) and error["type"] in ("string_type", "literal_error"):
+        hint = " (YAML reads bare off and no as false, on and yes as true: quote it)"
+    message = f"must be {wanted}, not {_shown(error['input'])}" if wanted else error["msg"]
+    return f"{key}: {message}{hint}"
+
+
+def _shown(value: object) -> str:
+    return without_credentials(json.dumps(value, ensure_ascii=False))[:80]

@@ -191,6 +191,7 @@ def _connect(cluster: ClusterSettings) -> bool:
     """Join or start Ray; True if it was started here."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default of 15 lets anything else disturb a timing
     if ray.is_initialized():
         return False
     joined = cluster.address is not None or "RAY_ADDRESS" in os.environ

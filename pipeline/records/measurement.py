@@ -31,7 +31,7 @@ class Unit:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSums:
-    """One block's mean iteration time in both arms, ms, over iterations with a counted row: a unit of time at C>1."""
+    """One block's mean time of a counted row's iteration in both arms, ms: a unit of time at C>1."""
 
     index: int
     tau_ms: float

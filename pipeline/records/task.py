@@ -18,7 +18,9 @@ class RoundTask:
     The round takes ``prompt_count`` prompts of the workload's arranged order from ``first_prompt`` on. ``drafts`` are
     all drafts of the cell, so that a worker can keep them; ``max_gamma`` the greatest γ of the cell; ``level`` the
     confidence of the interval. ``replicate`` names the measurements, ``baseline_replicate`` the baseline (a search
-    measures a candidate once, but makes a baseline every round).
+    measures a candidate once, but makes a baseline every round). Where a workload has too few prompts, the round cycles
+    over ``distinct_prompts`` from ``first_prompt`` on, ``prompt_offset`` of which earlier looks have dealt (None: all
+    ``prompt_count`` are distinct).
     """
 
     sweep: str
@@ -33,6 +35,8 @@ class RoundTask:
     level: float
     protocol: Protocol
     baseline_replicate: int = 0
+    distinct_prompts: int | None = None
+    prompt_offset: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,230 @@
+"""The course of one cell: rounds of search, then looks of a confirmation, then a decision.
+
+It keeps no truth of its own: made anew from what the store holds, it goes on where a killed driver stopped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pipeline.measurement.identity import measurement_id
+from pipeline.measurement.pool import pool
+from pipeline.measurement.protocol import Allotment, Span, allot
+from pipeline.policy.decide import choose, decide, verdict
+from pipeline.records.cell import Cell
+from pipeline.records.decision import Decision
+from pipeline.records.failure import PERMANENT, Failure
+from pipeline.records.measurement import Measurement, MeasurementKind
+from pipeline.records.settings import SweepSettings, TargetChoice
+from pipeline.records.target import Candidate
+from pipeline.records.task import RoundResult, RoundTask
+from pipeline.search.study import CellStudy
+from pipeline.tracking.store import Store
+
+OFF = Candidate(draft=None, gamma=0)
+SEARCH_LEVEL = 0.95
+"""Search intervals only rank."""
+LOOKS = 3
+CONFIRMATION_LEVEL = 1 - 0.05 / LOOKS
+"""Each look's confidence, so that all looks together err in at most 5 % of cells (Bonferroni)."""
+
+
+class Course:
+    """What to measure next in one cell, until it is decided.
+
+    ``available`` is how many prompts the cell's workload has. Saving what comes back is the sweep's duty, before
+    ``take``.
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        choice: TargetChoice,
+        settings: SweepSettings,
+        sweep: str,
+        study: CellStudy,
+        store: Store,
+        available: int,
+    ) -> None:
+        self.cell = cell
+        self.decision: Decision | None = None
+        self.confirmation: Measurement | None = None
+        self._settings = settings
+        self._sweep = sweep
+        self._drafts = tuple(item.draft for item in choice.drafts)
+        self._study = study
+        self._store = store
+        self._allotment: Allotment = allot(
+            available, cell.concurrency, settings.protocol, cell.workload.name
+        )
+        self._searched: dict[Candidate, Measurement] = {}
+        self._looks: list[Measurement] = []
+        self._attempt = 0
+        self._rounds = 0
+        self._failures: list[Failure] = []
+        self._tries: Counter[Candidate] = Counter()
+        self._culprits: set[Candidate] = set()
+        self._alone = False
+        self._a_a_due = settings.protocol.a_a
+        self.spent_s = 0.0
+        self._resume()
+
+    def next_task(self) -> RoundTask | None:
+        """The next call for a worker; None once the cell is decided."""
+        if self.decision is None and self._over_budget():
+            self._decide(out_of_budget=True)
+        if self.decision is not None:
+            return None
+        if asked := self._study.ask():
+            chosen = asked[:1] if self._alone else asked
+            return self._task("search", chosen, self._allotment.search, replicate=0)
+        if self._a_a_due:
+            return self._task("aa", (OFF,), self._allotment.search, replicate=0)
+        winner = choose(tuple(self._searched.values()))
+        if winner is not None and self._looks and self._looks[0].candidate != winner.candidate:
+            self._begin_again()
+        if winner is None or self._confirmed():
+            self._decide()
+            return None
+        span = self._allotment.looks[len(self._looks)]
+        replicate = self._attempt * LOOKS + len(self._looks)
+        return self._task("confirmation_look", (winner.candidate,), span, replicate=replicate)
+
+    def take(self, task: RoundTask, result: RoundResult) -> None:
+        """Enter what a round gave; its measurements are in the store already."""
+        self._rounds += result.baseline is not None
+        for measurement in result.measurements:
+            self._enter(measurement)
+        for failure in result.failures:
+            if failure.candidate is not None:
+                self._candidate_failed(failure)
+            elif failure.kind in PERMANENT:
+                self._cell_failed(failure)
+            else:
+                self.lost(task, failure)
+
+    def lost(self, task: RoundTask, failure: Failure) -> None:
+        """A call came to nothing. Candidates are tried alone from now on, so that the culprit is known by name.
+
+        If no baseline was ever measured and a second candidate fails alone too, the target is to blame.
+        """
+        self._alone = True
+        if len(task.candidates) > 1:
+            return
+        self._culprits.add(task.candidates[0])
+        if not self._rounds and len(self._culprits) > 1:
+            self._cell_failed(failure)
+        else:
+            self._candidate_failed(replace(failure, candidate=task.candidates[0]))
+
+    def stop_for_budget(self) -> None:
+        """Decide on what there is: the sweep's worker hours are used up."""
+        if self.decision is None:
+            self._decide(out_of_budget=True)
+
+    def _resume(self) -> None:
+        key = self.cell.key
+        self._rounds = sum(b.cell == key for b in self._store.baselines())
+        mine = [m for m in self._store.measurements() if m.cell == key]
+        for failure in self._store.failures().values():
+            if failure.cell == key and failure.candidate is not None:
+                self._failures.append(failure)
+                self._study.fail(failure.candidate, failure.message)
+        for measurement in sorted(mine, key=lambda m: (m.kind, m.replicate)):
+            self._enter(measurement)
+        self.next_task()  # decides, if everything needed is in the store
+
+    def _enter(self, measurement: Measurement) -> None:
+        candidate = measurement.candidate
+        if measurement.kind == "search":
+            self._searched[candidate] = measurement
+            self._study.tell(measurement)
+        elif measurement.kind == "aa":
+            self._a_a_due = False
+        elif measurement.kind == "confirmation_look":
+            attempt, look = divmod(measurement.replicate, LOOKS)
+            if attempt > self._attempt:
+                self._attempt, self._looks = attempt, []
+            if look == len(self._looks) and (not self._looks or _comparable(self._looks[0], measurement)):
+                self._looks.append(measurement)
+                self._pool()
+            else:  # another device or another winner: looks never mix, so the confirmation begins anew
+                self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._attempt, self._looks, self.confirmation = self._attempt + 1, [], None
+
+    def _pool(self) -> None:
+        wanted = {baseline for look in self._looks for baseline in look.baseline_ids}
+        baselines = [b for b in self._store.baselines() if b.id in wanted]
+        self.confirmation = pool(self._looks, baselines, CONFIRMATION_LEVEL)
+
+    def _confirmed(self) -> bool:
+        """Whether the looks so far decide, or there are no more to come."""
+        if self.confirmation is None:
+            return False
+        return len(self._looks) == LOOKS or verdict(self.confirmation, self._settings.policy.margin) is not None
+
+    def _candidate_failed(self, failure: Failure) -> None:
+        candidate = failure.candidate
+        assert candidate is not None
+        self._tries[candidate] += 1
+        if failure.kind not in PERMANENT and self._tries[candidate] <= self._settings.cluster.retries:
+            return
+        self._failures.append(failure)
+        if candidate == OFF:
+            self._a_a_due = False
+            return
+        if failure.kind in ("out_of_memory", "gate"):  # another try on another day would meet them again
+            self._store.save_failure(measurement_id(self._sweep, self.cell.key, candidate, "search", 0), failure)
+        self._study.fail(candidate, failure.message)
+        self._searched.pop(candidate, None)
+        if self._looks and self._looks[0].candidate == candidate:
+            self._begin_again()
+
+    def _cell_failed(self, failure: Failure) -> None:
+        if self.decision is None:
+            self._failures.append(failure)
+            self._decide()
+
+    def _over_budget(self) -> bool:
+        limit = self._settings.budget.cell_s
+        return limit is not None and self.spent_s >= limit
+
+    def _decide(self, *, out_of_budget: bool = False) -> None:
+        self.decision = decide(
+            self.cell.key,
+            tuple(self._searched.values()),
+            self.confirmation,
+            tuple(self._failures),
+            self._settings.policy.margin,
+            out_of_budget,
+        )
+
+    def _task(self, kind: MeasurementKind, candidates: Sequence[Candidate], span: Span, *, replicate: int) -> RoundTask:
+        return RoundTask(
+            sweep=self._sweep,
+            cell=self.cell,
+            drafts=self._drafts,
+            max_gamma=self._study.space.max_gamma,
+            candidates=tuple(candidates),
+            kind=kind,
+            replicate=replicate,
+            first_prompt=span.first,
+            prompt_count=span.count,
+            distinct_prompts=span.distinct,
+            prompt_offset=span.offset,
+            level=CONFIRMATION_LEVEL if kind == "confirmation_look" else SEARCH_LEVEL,
+            protocol=self._settings.protocol,
+            baseline_replicate=self._rounds,
+        )
+
+
+def _comparable(a: Measurement, b: Measurement) -> bool:
+    """Whether two looks may be pooled: one candidate on one device."""
+    return a.candidate == b.candidate and (a.provenance.host, a.provenance.device) == (
+        b.provenance.host,
+        b.provenance.device,
+    )

@@ -1,0 +1,193 @@
+"""From measurements to a decision for one cell, with the reason in one sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from pipeline.measurement.statistics import decisive, log_ratio
+from pipeline.records.cell import CellKey
+from pipeline.records.decision import Decision, Status
+from pipeline.records.failure import Failure
+from pipeline.records.measurement import Measurement, Metrics
+from pipeline.records.target import has_extra_weights
+
+INDIFFERENCE = math.log(1.01)
+"""Candidates this near to the best, on log S, are equal whatever their noise."""
+
+
+def choose(measurements: Sequence[Measurement]) -> Measurement | None:
+    """The search's winner: the greatest speedup; of its equals the one that costs a server least.
+
+    Equal to the best is what lies within max(1 %, one standard error of the paired difference) of it. Of equals the
+    first has no extra weights, then the smaller γ, then the earlier name. A/A and figures that are not finite take no
+    part. None when nothing does.
+    """
+    running = [m for m in measurements if m.candidate.draft is not None and 0 < m.metrics.speedup < math.inf]
+    if not running:
+        return None
+    best = min(running, key=lambda m: (-m.metrics.speedup, _cost(m)))
+    return min((m for m in running if m is best or _equals(best, m)), key=_cost)
+
+
+def verdict(measurement: Measurement, margin: float) -> Literal["on", "off"] | None:
+    """``on``: surely faster than 1 + margin. ``off``: surely no faster than that. None: the interval cannot tell.
+
+    Below 8 units the interval is not to be trusted, so nothing is decided.
+    """
+    low, high = _finite(measurement.metrics.speedup_low), _finite(measurement.metrics.speedup_high)
+    if low is None or high is None or not decisive(measurement.metrics):
+        return None
+    if low > 1 + margin:
+        return "on"
+    return "off" if high <= 1 + margin else None
+
+
+def decide(
+    cell: CellKey,
+    search: Sequence[Measurement],
+    confirmation: Measurement | None,
+    failures: Sequence[Failure],
+    margin: float,
+    out_of_budget: bool = False,
+) -> Decision:
+    """The decision of ``cell``. Only a confirmation turns speculation on.
+
+    Without one, what the search saw last is shown as evidence, but its interval only ranks: the cell is ``off`` when
+    even the best candidate's whole interval lies below 1, else ``undecided``. ``failed`` when the cell itself failed or
+    nothing could be measured. ``margin`` is the gain over 1 that a speedup must surely have.
+    """
+    if confirmation is not None and (decided := verdict(confirmation, margin)) is not None:
+        return _decision(cell, decided, confirmation, _confirmed(confirmation, decided, margin), confirmation.id)
+    if lost := next((failure for failure in failures if failure.candidate is None), None):
+        reason = f"the cell failed: {_said(lost)}"
+        evidence = confirmation or choose(search)
+        return _decision(cell, "failed", evidence, reason, None if confirmation is None else confirmation.id)
+    if confirmation is not None:
+        reason = _unclear(confirmation, margin, out_of_budget)
+        return _decision(cell, "undecided", confirmation, reason, confirmation.id)
+    best = choose(search)
+    if best is not None:
+        status, reason = _from_search(best, out_of_budget)
+        return _decision(cell, status, best, reason, None)
+    if out_of_budget:
+        return _decision(cell, "undecided", None, "the budget ended before anything was measured", None)
+    return _decision(cell, "failed", None, _nothing_ran(failures), None)
+
+
+def _cost(measurement: Measurement) -> tuple[bool, int, str, str]:
+    """What a server pays for the candidate; the names make the order complete."""
+    draft, gamma = measurement.candidate.draft, measurement.candidate.gamma
+    return (draft is not None and has_extra_weights(draft), gamma, measurement.candidate.label, measurement.id)
+
+
+def _equals(best: Measurement, other: Measurement) -> bool:
+    gap, error = log_ratio(best, other)
+    if math.isinf(error):  # too few prompts in common to know: noise excuses nothing
+        error = 0.0
+    return gap <= max(INDIFFERENCE, error)
+
+
+def _decision(
+    cell: CellKey, status: Status, evidence: Measurement | None, reason: str, confirmation: str | None
+) -> Decision:
+    def figure(name: str) -> float | None:
+        return None if evidence is None else _finite(getattr(evidence.metrics, name))
+
+    return Decision(
+        cell=cell,
+        status=status,
+        speculate=status == "on",
+        draft=None if evidence is None else evidence.candidate.draft,
+        gamma=0 if evidence is None else evidence.candidate.gamma,
+        speedup=figure("speedup"),
+        speedup_low=figure("speedup_low"),
+        speedup_high=figure("speedup_high"),
+        acceptance_rate=figure("acceptance_rate"),
+        emitted_per_verification=figure("emitted_per_verification"),
+        tau0_ms=figure("tau0_ms"),
+        tau_spec_ms=figure("tau_spec_ms"),
+        reason=reason,
+        measurement=confirmation,
+    )
+
+
+def _confirmed(confirmation: Measurement, status: Literal["on", "off"], margin: float) -> str:
+    if status == "on":
+        return f"measured {_interval(confirmation)}{_prompts(confirmation)}{_economy(confirmation.metrics)}"
+    least = f", and below {1 + margin:.2f} it does not pay" if confirmation.metrics.speedup > 1 else ""
+    return (
+        f"{confirmation.candidate.label} was best at {_interval(confirmation)}{_prompts(confirmation)}{least}"
+        f"{_economy(confirmation.metrics)}"
+    )
+
+
+def _unclear(confirmation: Measurement, margin: float, out_of_budget: bool) -> str:
+    label, metrics = confirmation.candidate.label, confirmation.metrics
+    ending = "; the budget ended before more could be measured" if out_of_budget else ""
+    low, high = _finite(metrics.speedup_low), _finite(metrics.speedup_high)
+    if low is None or high is None:
+        return f"{label}: measured {_times(metrics.speedup)}{_prompts(confirmation)}, which give no interval{ending}"
+    if not decisive(metrics):
+        return f"{label}: {_interval(confirmation)}{_prompts(confirmation)}, too few to decide on{ending}"
+    return (
+        f"{label}: the interval {low:.2f}–{high:.2f} ({_percent(metrics)}){_prompts(confirmation)} includes "
+        f"{1 + margin:.2f}, the least that pays{ending}"
+    )
+
+
+def _from_search(best: Measurement, out_of_budget: bool) -> tuple[Status, str]:
+    found = f"{best.candidate.label} was best at {_interval(best)} in the search"
+    if out_of_budget:
+        return "undecided", f"the budget ended before a confirmation; {found}"
+    high = _finite(best.metrics.speedup_high)
+    if high is not None and high < 1:
+        return "off", f"{found}, too far below 1 to confirm{_economy(best.metrics)}"
+    return "undecided", f"{found}, which only ranks, and no confirmation was made"
+
+
+def _nothing_ran(failures: Sequence[Failure]) -> str:
+    if not failures:
+        return "nothing was measured"
+    first = failures[0]
+    label = first.candidate.label if first.candidate is not None else "the round"
+    more = f" ({len(failures)} candidates failed, this one first)" if len(failures) > 1 else ""
+    return f"no candidate could be measured: {label}: {_said(first)}{more}"
+
+
+def _said(failure: Failure) -> str:
+    where = f" on {failure.worker}" if failure.worker else ""
+    return f"{failure.kind.replace('_', ' ')}{where}: {' '.join(failure.message.split())}"
+
+
+def _interval(measurement: Measurement) -> str:
+    """``1.42× (1.31–1.53, 98.3 %)``."""
+    metrics = measurement.metrics
+    low, high = _finite(metrics.speedup_low), _finite(metrics.speedup_high)
+    bounds = "" if low is None or high is None else f" ({low:.2f}–{high:.2f}, {_percent(metrics)})"
+    return f"{_times(metrics.speedup)}{bounds}"
+
+
+def _prompts(confirmation: Measurement) -> str:
+    return f" on {confirmation.metrics.units} fresh prompts"
+
+
+def _economy(metrics: Metrics) -> str:
+    """What an iteration gives and what it takes, in plain decoding steps: why the speedup is what it is."""
+    emitted, tau0, tau_spec = metrics.emitted_per_verification, _finite(metrics.tau0_ms), _finite(metrics.tau_spec_ms)
+    if _finite(emitted) is None or tau_spec is None or not tau0:
+        return ""
+    return f": {emitted:.2f} tokens per verification, which with its drafting takes {tau_spec / tau0:.2f} plain steps"
+
+
+def _percent(metrics: Metrics) -> str:
+    return f"{round(100 * metrics.interval_level, 1):g} %"
+
+
+def _times(speedup: float) -> str:
+    return f"{speedup:.2f}×"
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,52 @@
+"""Records to JSON and back, checked: the driver's only use of pydantic on records."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic_core import to_json
+
+from pipeline.records.failure import Failure
+from pipeline.records.measurement import Baseline, Measurement
+
+T = TypeVar("T")
+
+SCHEMA_VERSION = 1
+"""The ``schema_version`` of the records this program writes, and the only one it reads."""
+
+_RECORD: TypeAdapter[Measurement | Baseline] = TypeAdapter(
+    Annotated[Measurement | Baseline, Field(discriminator="kind")]
+)
+_FAILURE: TypeAdapter[Failure] = TypeAdapter(Failure)
+
+
+class UnreadableError(ValueError):
+    """A file that holds no record this program knows; one line says why."""
+
+
+def encode(record: Measurement | Baseline | Failure) -> bytes:
+    """JSON that any reader takes: a number that is not finite is the string ``"NaN"`` or ``"Infinity"``."""
+    return to_json(record, inf_nan_mode="strings")
+
+
+def decode(content: bytes) -> Measurement | Baseline:
+    """The measurement or baseline in ``content``. Raises UnreadableError."""
+    record = _validated(_RECORD, content)
+    if record.schema_version != SCHEMA_VERSION:
+        raise UnreadableError(f"schema_version {record.schema_version}, this program reads {SCHEMA_VERSION}")
+    return record
+
+
+def decode_failure(content: bytes) -> Failure:
+    """The failure in ``content``. Raises UnreadableError."""
+    return _validated(_FAILURE, content)
+
+
+def _validated(adapter: TypeAdapter[T], content: bytes) -> T:
+    try:
+        return adapter.validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UnreadableError(f"{where}: {first['msg']}" if where else first["msg"]) from None

@@ -1,0 +1,85 @@
+"""A measurement made up from a few figures, for every test that needs one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from pipeline.records.cell import CellKey
+from pipeline.records.measurement import BlockSums, Measurement, Metrics, Unit
+from pipeline.records.provenance import Provenance
+from pipeline.records.target import Candidate, Ngram
+
+CELL = CellKey(target="smollm2", workload="chat", sampling="greedy", concurrency=1, accelerator="cpu")
+PROVENANCE = Provenance(
+    **{f.name: 2 if f.name == "threads" else "" for f in fields(Provenance)}  # type: ignore[arg-type]
+)
+
+
+def _measurement(id: str = "m1", *, speedup: float = 1.4, units: int = 12, spread: float = 0.0, **changes: Any):
+    """``units`` prompts whose time alternates by ``spread`` (relative) around what ``speedup`` makes it."""
+    metrics: dict[str, Any] = {f.name: None if "None" in str(f.type) else 0.0 for f in fields(Metrics)}
+    metrics |= {
+        "speedup": speedup,
+        "speedup_low": speedup * 0.95,
+        "speedup_high": speedup * 1.05,
+        "interval_level": 0.95,
+        "units": units,
+        "blocks": 6,
+        "emitted_per_verification": 2.1,
+        "acceptance_rate": 0.6,
+        "tau0_ms": 10.0,
+        "tau_spec_ms": 21.0 / speedup,
+    } | {name: value for name, value in changes.items() if name in {f.name for f in fields(Metrics)}}
+    sums = tuple(
+        Unit(
+            prompt_id=f"p{i}",
+            emitted=210,
+            row_iterations=100,
+            tau_ms=2100.0 / speedup * (1 + spread * (-1) ** i),
+            baseline_emitted=210,
+            baseline_row_iterations=210,
+            baseline_tau_ms=2100.0,
+        )
+        for i in range(units)
+    )
+    blocks = tuple(BlockSums(index=i, tau_ms=21.0 / speedup, baseline_tau_ms=10.0) for i in range(6))
+    record: dict[str, Any] = {
+        "id": id,
+        "content_id": f"content-{id}",
+        "sweep": "demo-0000000000",
+        "kind": "search",
+        "cell": CELL,
+        "candidate": Candidate(draft=Ngram(name="ngram"), gamma=4),
+        "replicate": 0,
+        "baseline_ids": (),
+        "parts": (),
+        "provenance": PROVENANCE,
+        "metrics": Metrics(**metrics),
+        "marginal": (0.6, 0.35, 0.2, 0.1),
+        "conditional": (0.6, 0.58, 0.57, 0.5),
+        "unit_sums": sums,
+        "block_sums": blocks,
+    } | {name: value for name, value in changes.items() if name not in metrics}
+    return Measurement(**record)
+
+
+@pytest.fixture
+def make_measurement() -> Callable[..., Measurement]:
+    """``make_measurement(id, speedup=…, units=…, spread=…)``; any field of Measurement or Metrics by keyword."""
+    return _measurement
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """One Ray on this machine for every test that needs workers; a fleet that finds it joins it and leaves it up."""
+    import logging
+
+    import ray
+
+    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, num_cpus=4)
+    yield
+    ray.shutdown()

@@ -1,0 +1,284 @@
+"""The main job on the simulated machine: decisions, resume, faults, budgets, reuse."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import optuna
+import pyarrow.parquet as pq
+import pytest
+
+import pipeline.sweep
+from pipeline.interrupt import Interrupt
+from pipeline.records.cell import Sampling, Workload
+from pipeline.records.failure import InputError
+from pipeline.records.settings import (
+    Budget,
+    ClusterSettings,
+    DraftChoice,
+    EngineSettings,
+    Protocol,
+    SearchSettings,
+    SweepSettings,
+    TargetChoice,
+    TrackingSettings,
+)
+from pipeline.records.target import DraftModel, Ngram, Target
+from pipeline.sweep import SweepOutcome, run_sweep
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+GOOD, BAD = Ngram(name="good"), DraftModel(name="bad", source="simulated:")
+
+
+class Recorder:
+    """A Progress that remembers; ``on_measured`` lets a test act in the middle."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+        self.measured_labels: list[str] = []
+        self.on_measured = lambda: None
+
+    def expect(self, cells): ...
+    def cell_started(self, cell, worker): ...
+    def note(self, worker, text): ...
+    def decided(self, decision): ...
+    def close(self): ...
+
+    def measured(self, measurement):
+        self.measured_labels.append(f"{measurement.kind} {measurement.candidate.label}")
+        self.on_measured()
+
+    def warn(self, text):
+        self.warnings.append(text)
+
+
+def settings(tmp_path: Path, machine: str = "", **changes) -> SweepSettings:
+    base = SweepSettings(
+        name="test",
+        output_dir=str(tmp_path / "runs"),
+        targets=(
+            TargetChoice(
+                target=Target(name="sim", source=f"simulated:?alpha.good=.9&alpha.bad=.05&draft_ms.bad=5&{machine}"),
+                drafts=(DraftChoice(draft=BAD, gammas=(2,)), DraftChoice(draft=GOOD, gammas=(2, 4))),
+            ),
+        ),
+        workloads=(Workload(name="chat", output_tokens=16),),
+        samplings=(Sampling(name="greedy"),),
+        concurrency=(1, 4),
+        search=SearchSettings(),
+        engine=EngineSettings(name="simulated"),
+        cluster=ClusterSettings(cpus_per_worker=1, retries=1),
+        tracking=TrackingSettings(enabled=False),
+    )
+    return replace(base, **changes)
+
+
+def run(wanted: SweepSettings, recorder: Recorder | None = None, interrupt: Interrupt | None = None) -> SweepOutcome:
+    return run_sweep(wanted, recorder or Recorder(), interrupt or Interrupt())
+
+
+def statuses(outcome: SweepOutcome) -> list[str]:
+    return [decision.status for decision in outcome.decisions]
+
+
+def folder(outcome: SweepOutcome) -> Path:
+    return outcome.policy.parent
+
+
+def test_a_good_draft_is_found_confirmed_and_written_into_the_policy(tmp_path):
+    outcome = run(settings(tmp_path))
+    assert statuses(outcome) == ["on", "on"]
+    assert all(decision.draft == GOOD for decision in outcome.decisions)
+    policy = json.loads(outcome.policy.read_text())
+    assert [entry["cell"]["concurrency"] for entry in policy["decisions"]] == [1, 4]
+    confirmed = json.loads(
+        (folder(outcome) / "measurements" / f"{policy['decisions'][0]['measurement']}.json").read_text()
+    )
+    assert confirmed["kind"] == "confirmation"
+    rows = pq.read_table(folder(outcome) / "measurements.parquet").to_pylist()
+    assert Counter(row["kind"] for row in rows)["search"] == 6
+    assert pq.read_table(folder(outcome) / "requests.parquet").num_rows > 0
+    assert pq.read_table(folder(outcome) / "iterations.parquet").num_rows > 0
+    trials = [
+        trial
+        for name in optuna.get_all_study_names(f"sqlite:///{tmp_path}/runs/optuna.db")
+        for trial in optuna.load_study(study_name=name, storage=f"sqlite:///{tmp_path}/runs/optuna.db").trials
+    ]
+    assert [trial.state for trial in trials] == [optuna.trial.TrialState.COMPLETE] * 6
+
+
+def test_a_draft_that_does_not_pay_is_off(tmp_path):
+    wanted = settings(tmp_path, concurrency=(1,))
+    bad_only = replace(wanted.targets[0], drafts=wanted.targets[0].drafts[:1])
+    outcome = run(replace(wanted, targets=(bad_only,)))
+    assert statuses(outcome) == ["off"]
+    assert not outcome.decisions[0].speculate
+
+
+def test_the_confirmation_uses_prompts_that_the_search_has_not_seen(tmp_path):
+    outcome = run(settings(tmp_path))
+    seen: dict[tuple[int, str], set[str]] = {}
+    for path in (folder(outcome) / "measurements").glob("*.json"):
+        record = json.loads(path.read_text())
+        if "unit_sums" in record and record["kind"] != "confirmation":
+            key = (record["cell"]["concurrency"], record["kind"])
+            seen.setdefault(key, set()).update(unit["prompt_id"] for unit in record["unit_sums"])
+    for concurrency in (1, 4):
+        assert not seen[concurrency, "search"] & seen[concurrency, "confirmation_look"]
+
+
+def test_the_same_sweep_again_measures_nothing_and_starts_no_worker(tmp_path, monkeypatch):
+    first = run(settings(tmp_path))
+    monkeypatch.setattr(pipeline.sweep, "Fleet", None)
+    again = run(settings(tmp_path))
+    assert (again.measured, again.kept) == (0, first.measured + len(first.decisions))
+    assert again.decisions == first.decisions
+
+
+def test_fresh_starts_anew_and_keeps_what_was_measured_aside(tmp_path):
+    first = run(settings(tmp_path, concurrency=(1,)))
+    again = run(settings(tmp_path, concurrency=(1,), fresh=True))
+    assert again.measured == first.measured
+    assert len(list((tmp_path / "runs").glob(f"{first.sweep}*"))) == 2
+
+
+@pytest.mark.parametrize("after", [1, 3, 4, 6])
+def test_an_interrupted_sweep_goes_on_where_it_stopped_and_decides_the_same(tmp_path, after):
+    whole = run(settings(tmp_path / "whole"))
+    interrupt, recorder = Interrupt(), Recorder()
+
+    def stop():
+        if len(recorder.measured_labels) == after:
+            interrupt.signal = 15
+
+    recorder.on_measured = stop
+    stopped = run(settings(tmp_path), recorder, interrupt)
+    assert stopped.interrupted
+    assert len(stopped.decisions) < 2
+    resumed_recorder = Recorder()
+    resumed = run(settings(tmp_path), resumed_recorder)
+    assert [(d.status, d.draft, d.gamma) for d in resumed.decisions] == [
+        (d.status, d.draft, d.gamma) for d in whole.decisions
+    ]
+    assert stopped.measured + resumed.measured == whole.measured
+
+
+def test_losing_any_measurement_file_costs_only_that_measurement(tmp_path):
+    first = run(settings(tmp_path, concurrency=(1,)))
+    lost = next(
+        path
+        for path in sorted((folder(first) / "measurements").glob("*.json"))
+        if json.loads(path.read_text())["kind"] == "search"
+    )
+    lost.write_text("{")  # a disk's fault: our own writes are atomic
+    again = run(settings(tmp_path, concurrency=(1,)))
+    assert again.measured == 1
+    assert statuses(again) == statuses(first)
+
+
+def test_a_candidate_that_does_not_fit_in_memory_is_infeasible_with_the_reason_and_not_tried_again(tmp_path):
+    recorder = Recorder()
+    outcome = run(settings(tmp_path, "fail.bad=out_of_memory", concurrency=(1,)), recorder)
+    assert statuses(outcome) == ["on"]
+    assert [w for w in recorder.warnings if "bad γ2" in w and "out of memory" in w]
+    again = Recorder()
+    assert run(settings(tmp_path, "fail.bad=out_of_memory", concurrency=(1,)), again).measured == 0
+    assert again.warnings == []
+
+
+@pytest.mark.parametrize("fault", ["crash", "error", "hang", "wrong_text"])
+def test_a_draft_that_breaks_its_worker_spoils_no_other(tmp_path, fault):
+    cluster = ClusterSettings(cpus_per_worker=1, retries=1, call_timeout_s=4.0 if fault == "hang" else 60.0)
+    outcome = run(settings(tmp_path, f"fail.bad={fault}", concurrency=(1,), cluster=cluster))
+    assert statuses(outcome) == ["on"]
+    assert outcome.decisions[0].draft == GOOD
+
+
+def test_a_cell_whose_target_fails_is_failed_and_the_others_are_decided(tmp_path):
+    wanted = settings(tmp_path, concurrency=(1,))
+    broken = replace(
+        wanted.targets[0],
+        target=Target(name="broken", source="simulated:?fail.target=error"),
+        drafts=wanted.targets[0].drafts,
+    )
+    outcome = run(replace(wanted, targets=(broken, wanted.targets[0])))
+    assert statuses(outcome) == ["failed", "on"]
+    assert "broken" in outcome.decisions[0].reason
+
+
+def test_a_cells_budget_ends_it_undecided_and_cleanly(tmp_path):
+    outcome = run(settings(tmp_path, "sleep_s=.05", budget=Budget(cell_s=0.5)))
+    assert statuses(outcome) == ["undecided", "undecided"]
+    assert all("budget" in decision.reason for decision in outcome.decisions)
+    more = run(settings(tmp_path, "sleep_s=.05"))
+    assert statuses(more) == ["on", "on"]
+
+
+def test_worker_hours_end_the_sweep_cleanly(tmp_path):
+    outcome = run(settings(tmp_path, "sleep_s=.05", budget=Budget(worker_hours=1 / 3600)))
+    assert set(statuses(outcome)) <= {"undecided", "on"}
+    assert "undecided" in statuses(outcome)
+
+
+def test_two_workers_share_the_cells(tmp_path):
+    outcome = run(settings(tmp_path, cluster=ClusterSettings(workers=2, cpus_per_worker=1)))
+    assert statuses(outcome) == ["on", "on"]
+
+
+def test_with_reuse_adding_a_draft_measures_only_that_draft(tmp_path):
+    wanted = settings(tmp_path, concurrency=(1,))
+    target = wanted.targets[0]
+    run(replace(wanted, targets=(replace(target, drafts=target.drafts[1:]),)))
+    recorder = Recorder()
+    outcome = run(replace(wanted, reuse=True), recorder)
+    assert statuses(outcome) == ["on"]
+    assert outcome.measured == 1
+    assert "search bad γ2" in recorder.measured_labels
+
+
+def test_tpe_is_a_strategy_too(tmp_path):
+    outcome = run(settings(tmp_path, concurrency=(1,), search=SearchSettings(strategy="tpe", candidates_per_round=2)))
+    assert statuses(outcome) == ["on"]
+
+
+def test_a_a_is_measured_when_asked_and_covers_one(tmp_path):
+    outcome = run(settings(tmp_path, concurrency=(1,), protocol=Protocol(a_a=True)))
+    records = [json.loads(path.read_text()) for path in (folder(outcome) / "measurements").glob("*.json")]
+    (a_a,) = [record for record in records if record["kind"] == "aa"]
+    assert a_a["metrics"]["speedup_low"] <= 1 <= a_a["metrics"]["speedup_high"]
+
+
+def test_sampled_cells_use_the_same_seeds_in_every_arm(tmp_path):
+    outcome = run(settings(tmp_path, concurrency=(1,), samplings=(Sampling(name="t1", temperature=1.0),)))
+    table = pq.read_table(folder(outcome) / "requests.parquet").to_pylist()
+    by_request: dict[str, set[int]] = {}
+    for row in table:
+        by_request.setdefault(row["request_id"], set()).add(row["seed"])
+    assert all(len(seeds) == 1 for seeds in by_request.values())
+
+
+def test_two_drivers_cannot_write_one_sweep(tmp_path):
+    wanted, recorder = settings(tmp_path, concurrency=(1,)), Recorder()
+    errors: list[str] = []
+
+    def second_driver():
+        if not errors:
+            with pytest.raises(InputError) as error:
+                run(wanted)
+            errors.append(str(error.value))
+
+    recorder.on_measured = second_driver
+    run(wanted, recorder)
+    assert errors
+
+
+def test_a_missing_model_is_refused_before_anything_is_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(pipeline.sweep, "Fleet", None)
+    wanted = settings(tmp_path, engine=EngineSettings(name="decoding"))
+    missing = replace(wanted.targets[0], target=Target(name="t", source=str(tmp_path / "nowhere")))
+    with pytest.raises(InputError, match="nowhere"):
+        run(replace(wanted, targets=(missing,)))

@@ -7,11 +7,15 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from pipeline.records.cell import CellKey
 from pipeline.records.measurement import BlockSums, Measurement, Metrics, Unit
 from pipeline.records.provenance import Provenance
 from pipeline.records.target import Candidate, Ngram
+
+settings.register_profile("busy machine", deadline=None)  # no test asserts a time
+settings.load_profile("busy machine")
 
 CELL = CellKey(target="smollm2", workload="chat", sampling="greedy", concurrency=1, accelerator="cpu")
 PROVENANCE = Provenance(

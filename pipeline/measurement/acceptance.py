@@ -1,0 +1,64 @@
+"""How many proposals were accepted, from the row-iterations of counted requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.records.trace import RequestTrace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acceptance:
+    """Shares and means; None where there was nothing to divide by.
+
+    From row-iterations with room for γ proposals (a row that proposed nothing counts, as 0 accepted), since those that
+    the output limit clamped would count against large γ: ``marginal[i]``, the share with more than i accepted;
+    ``conditional[i]``, that as a share of those with more than i tested; ``emitted_per_verification``, E.
+    ``clamped_fraction`` is the share of the others. From all row-iterations: ``acceptance_rate`` α = Σaccepted/Σtested,
+    ``draft_acceptance_rate`` = Σaccepted/Σproposed, and the means ``proposed_``, ``accepted_`` and
+    ``emitted_per_iteration``. ``acceptance_first`` = ``conditional[0]``.
+    """
+
+    marginal: tuple[float, ...]
+    conditional: tuple[float | None, ...]
+    emitted_per_verification: float | None
+    clamped_fraction: float
+    acceptance_rate: float | None
+    draft_acceptance_rate: float | None
+    proposed_per_iteration: float
+    accepted_per_iteration: float
+    emitted_per_iteration: float
+
+    @property
+    def acceptance_first(self) -> float | None:
+        return self.conditional[0] if self.conditional else None
+
+
+def acceptance(requests: Iterable[RequestTrace], gamma: int) -> Acceptance:
+    """Raises ValueError if ``requests`` have no row-iteration."""
+    rows = [row for r in requests for row in zip(r.room, r.proposed, r.tested, r.accepted, r.emitted, strict=True)]
+    if not rows:
+        raise ValueError("no request was decoded in any iteration")
+    table = np.array(rows, dtype=np.int64)
+    _, proposed, tested, accepted, emitted = table.sum(axis=0).tolist()
+    roomy = table[table[:, 0] >= gamma]
+    reached = [int((roomy[:, 3] > i).sum()) for i in range(gamma)]
+    tried = [int((roomy[:, 2] > i).sum()) for i in range(gamma)]
+    return Acceptance(
+        marginal=tuple(count / len(roomy) for count in reached) if len(roomy) else (),
+        conditional=tuple(_share(a, t) for a, t in zip(reached, tried, strict=True)) if len(roomy) else (),
+        emitted_per_verification=_share(int(roomy[:, 4].sum()), len(roomy)),
+        clamped_fraction=1 - len(roomy) / len(table),
+        acceptance_rate=_share(accepted, tested),
+        draft_acceptance_rate=_share(accepted, proposed),
+        proposed_per_iteration=proposed / len(table),
+        accepted_per_iteration=accepted / len(table),
+        emitted_per_iteration=emitted / len(table),
+    )
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

@@ -1,0 +1,240 @@
+"""A round: a baseline and several candidates on the same prompts, A B1…Bk A, block after block."""
+
+from __future__ import annotations
+
+import platform
+import socket
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from pipeline.engines.contract import OFF, Engine, Request, Schedule
+from pipeline.measurement.dealing import deal
+from pipeline.measurement.gates import GateError, check_marginals, check_text, check_trace, text_must_agree
+from pipeline.measurement.identity import content_id, measurement_id
+from pipeline.measurement.prepare import Prepared
+from pipeline.measurement.summary import NothingDecodedError, Observed, prompt_output_overlap, summarize
+from pipeline.measurement.sums import mean_times, output_tokens_per_s
+from pipeline.records.cell import CellKey
+from pipeline.records.failure import Failure, FailureKind, InputError
+from pipeline.records.measurement import Baseline, Measurement
+from pipeline.records.provenance import Provenance
+from pipeline.records.target import Candidate, Draft
+from pipeline.records.task import RoundResult, RoundTask
+from pipeline.records.trace import Block, Trace
+
+
+@dataclass
+class _Arm:
+    """What one arm has measured so far; ``candidate`` None is the baseline."""
+
+    candidate: Candidate | None
+    blocks: list[Block] = field(default_factory=list)
+    near_ties: int = 0
+    kv_bytes: int = 0
+
+    @property
+    def draft(self) -> Draft | None:
+        return None if self.candidate is None else self.candidate.draft
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule.constant(self.candidate.gamma) if self.candidate and self.candidate.draft else OFF
+
+
+def measure_round(engine: Engine, task: RoundTask, prepared: Prepared, progress: Callable[[str], None]) -> RoundResult:
+    """Measure ``task`` on an engine that has its target and drafts open.
+
+    Every arm decodes the same requests in blocks of C; the order of arms turns round at every other block; a warm-up of
+    each arm is thrown away first. A candidate that fails is dropped with a Failure while the others go on; if the
+    baseline fails, or no candidate is left, the result has failures alone. Raises ValueError for a task that
+    ``prepared`` does not fit.
+    """
+    blocks = deal(task, prepared)
+    return _Round(engine, task, prepared).measure(blocks, progress)
+
+
+def as_failure(cell: CellKey, candidate: Candidate | None, error: Exception) -> Failure:
+    """``error`` as a record, its first line as the message and the traceback as details."""
+    lines = str(error).strip().splitlines()
+    kind = _kind(error)
+    message = lines[0] if lines else type(error).__name__
+    return Failure(
+        cell=cell,
+        candidate=candidate,
+        kind=kind,
+        message=message if kind in ("refused", "gate") else f"{type(error).__name__}: {message}",
+        details="" if kind == "refused" else "".join(traceback.format_exception(error)),
+    )
+
+
+class _Round:
+    def __init__(self, engine: Engine, task: RoundTask, prepared: Prepared) -> None:
+        self._engine = engine
+        self._task = task
+        self._prepared = prepared
+        self._baseline = _Arm(None)
+        self._arms = [_Arm(candidate) for candidate in task.candidates]
+        self._failures: list[Failure] = []
+
+    def measure(self, blocks: Sequence[tuple[Request, ...]], progress: Callable[[str], None]) -> RoundResult:
+        label = self._task.cell.key.label
+        try:
+            progress(f"{label} · warming up")
+            self._warm_up(self._baseline, blocks[0])
+            self._each(self._arms, lambda arm: self._warm_up(arm, blocks[0]))
+            for index, requests in enumerate(blocks):
+                progress(f"{label} · block {index + 1}/{len(blocks)} · {len(self._arms)} candidates")
+                self._measure_block(index, requests)
+                if self._task.candidates and not self._arms:
+                    return RoundResult(baseline=None, measurements=(), failures=tuple(self._failures))
+            baseline = self._baseline_record()
+        except Exception as error:
+            self._failures.append(as_failure(self._task.cell.key, None, error))
+            return RoundResult(baseline=None, measurements=(), failures=tuple(self._failures))
+        measurements: list[Measurement] = []
+        self._each(self._arms, lambda arm: measurements.append(self._measurement(arm, baseline)))
+        return RoundResult(
+            baseline=baseline if measurements or not self._task.candidates else None,
+            measurements=tuple(measurements),
+            failures=tuple(self._failures),
+        )
+
+    def _each(self, arms: Sequence[_Arm], work: Callable[[_Arm], None]) -> None:
+        """Do ``work`` for each candidate's arm; one that raises is dropped from the round."""
+        for arm in list(arms):
+            try:
+                work(arm)
+            except Exception as error:
+                self._failures.append(as_failure(self._task.cell.key, arm.candidate, error))
+                self._arms.remove(arm)
+
+    def _warm_up(self, arm: _Arm, block: Sequence[Request]) -> None:
+        """Run the counted requests of a block for a few tokens, enough for one verification of full width."""
+        tokens = max(self._task.protocol.warmup_tokens, arm.schedule.max_gamma + 2)
+        requests = [replace(r, max_new_tokens=min(tokens, r.max_new_tokens)) for r in block if r.counted]
+        self._engine.run(requests, self._task.cell.sampling, arm.draft, arm.schedule)
+
+    def _measure_block(self, index: int, requests: Sequence[Request]) -> None:
+        reference = self._run(self._baseline, index, 0, requests)
+        places = iter(range(1, len(self._arms) + 1))
+
+        def measure(arm: _Arm) -> None:
+            trace = self._run(arm, index, next(places), requests)
+            if text_must_agree(arm.candidate, self._task.cell.sampling):
+                arm.near_ties += self._compare(requests, trace, reference)
+
+        self._each(self._arms if index % 2 == 0 else self._arms[::-1], measure)
+        again = self._run(self._baseline, index, len(self._task.candidates) + 1, requests)
+        self._compare(requests, again, reference)
+
+    def _run(self, arm: _Arm, index: int, place: int, requests: Sequence[Request]) -> Trace:
+        trace = self._engine.run(requests, self._task.cell.sampling, arm.draft, arm.schedule)
+        check_trace(trace, requests, arm.schedule)
+        if arm.draft is not None:
+            arm.kv_bytes = max(arm.kv_bytes, self._engine.draft_facts(arm.draft).kv_bytes)
+        arm.blocks.append(Block(index=index, place=place, trace=trace))
+        return trace
+
+    def _compare(self, requests: Sequence[Request], trace: Trace, reference: Trace) -> int:
+        task = self._task
+        return check_text(self._engine, requests, trace, reference, task.cell.sampling, task.protocol)
+
+    def _baseline_record(self) -> Baseline:
+        task, blocks = self._task, tuple(self._baseline.blocks)
+        if not any(iteration.counted for block in blocks for iteration in block.trace.iterations):
+            raise NothingDecodedError("every request ended at its first token; there is no iteration to time")
+        return Baseline(
+            id=measurement_id(task.sweep, task.cell.key, None, task.kind, task.baseline_replicate),
+            sweep=task.sweep,
+            cell=task.cell.key,
+            replicate=task.baseline_replicate,
+            round_kind=task.kind,
+            provenance=self._provenance(""),
+            tau0_ms=mean_times(blocks).tau_ms,
+            output_tokens_per_s=output_tokens_per_s(blocks),
+            trace_blocks=blocks,
+        )
+
+    def _measurement(self, arm: _Arm, baseline: Baseline) -> Measurement:
+        task, candidate = self._task, arm.candidate
+        assert candidate is not None
+        facts = None if candidate.draft is None else self._engine.draft_facts(candidate.draft)
+        revision = facts.revision if facts else ""
+        summary = summarize(
+            arm.blocks,
+            baseline.trace_blocks,
+            gamma=candidate.gamma,
+            concurrency=task.cell.concurrency,
+            level=task.level,
+            observed=Observed(
+                near_ties=arm.near_ties,
+                draft_weight_bytes=facts.weight_bytes if facts else 0,
+                draft_kv_bytes=arm.kv_bytes,
+                prompt_output_overlap=prompt_output_overlap(
+                    arm.blocks, {prompt.id: prompt.tokens for prompt in self._prepared.prompts}
+                ),
+            ),
+        )
+        check_marginals(summary.marginal)
+        return Measurement(
+            id=measurement_id(task.sweep, task.cell.key, candidate, task.kind, task.replicate),
+            content_id=content_id(
+                task.cell,
+                candidate,
+                task.kind,
+                task.replicate,
+                task.protocol,
+                self._prepared.content_hash,
+                task.first_prompt,
+                task.prompt_count,
+                self._engine.facts,
+                revision,
+            ),
+            sweep=task.sweep,
+            kind=task.kind,
+            cell=task.cell.key,
+            candidate=candidate,
+            replicate=task.replicate,
+            baseline_ids=(baseline.id,),
+            parts=(),
+            provenance=self._provenance(revision),
+            metrics=summary.metrics,
+            marginal=summary.marginal,
+            conditional=summary.conditional,
+            unit_sums=summary.unit_sums,
+            block_sums=summary.block_sums,
+            trace_blocks=tuple(arm.blocks),
+        )
+
+    def _provenance(self, draft_revision: str) -> Provenance:
+        facts = self._engine.facts
+        return Provenance(
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            host=socket.gethostname(),
+            device=facts.device,
+            accelerator=facts.accelerator,
+            threads=facts.threads,
+            dtype=facts.dtype,
+            engine=facts.engine,
+            python=platform.python_version(),
+            torch=facts.torch,
+            transformers=facts.transformers,
+            driver=facts.driver,
+            target_revision=facts.target_revision,
+            draft_revision=draft_revision,
+        )
+
+
+def _kind(error: Exception) -> FailureKind:
+    """Out of memory is known by its class's name, or by what an allocator says: torch may not be importable here."""
+    if isinstance(error, InputError):
+        return "refused"
+    if isinstance(error, GateError | NothingDecodedError):
+        return "gate"
+    names = {cls.__name__ for cls in type(error).__mro__}
+    said = isinstance(error, RuntimeError) and any(
+        words in str(error) for words in ("out of memory", "can't allocate memory", "not enough memory")
+    )
+    return "out_of_memory" if "MemoryError" in names or "OutOfMemoryError" in names or said else "error"

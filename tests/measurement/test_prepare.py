@@ -1,0 +1,92 @@
+"""A cell's prompts, rendered, with the answers that later turns build on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from simulated_rounds import SAMPLED
+
+from pipeline.engines.machine import Machine
+from pipeline.engines.simulated import EOS, ByteTokenizer
+from pipeline.measurement.prepare import prepare
+from pipeline.records.failure import InputError
+from pipeline.records.settings import Protocol
+
+
+@pytest.fixture
+def chat_file(tmp_path):
+    path = tmp_path / "chat.jsonl"
+    lines = [{"id": f"c{n}", "messages": [{"role": "user", "content": f"question {n}"}]} for n in range(30)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def spec_bench_file(tmp_path):
+    """Six conversations of three turns."""
+    path = tmp_path / "turns.jsonl"
+    lines = [
+        {"question_id": n, "category": "writing", "turns": [f"first {n}", f"second {n}", f"third {n}"]}
+        for n in range(6)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return str(path)
+
+
+class ShowsEnd(ByteTokenizer):
+    """Writes the end-of-text token out, as some tokenizers do."""
+
+    def decode(self, token_ids):
+        return "".join("<eos>" if token == EOS else chr(token) for token in token_ids)
+
+
+def run(engine_for, make_task, cell, machine=None, **kwargs):
+    lines: list[str] = []
+    engine = engine_for(make_task(cell), machine or Machine())
+    engine.tokenizer = ShowsEnd()
+    return prepare(engine, cell, Protocol(), lines.append, **kwargs), lines
+
+
+def test_prompts_come_arranged_and_only_as_many_as_can_be_used(make_cell, make_task, engine_for, chat_file):
+    got, _ = run(engine_for, make_task, make_cell(format="chat", path=chat_file))
+    assert len(got.prompts) == 18
+    assert [p.id for p in got.prompts] != sorted(p.id for p in got.prompts)
+    again, _ = run(engine_for, make_task, make_cell(format="chat", path=chat_file))
+    assert got == again
+    text = bytes(got.prompts[0].tokens).decode()
+    assert text == f"<|user|>question {got.prompts[0].id[1:]}\n<|assistant|>"
+
+
+@pytest.mark.parametrize("sampling", [None, SAMPLED])
+def test_later_turns_build_on_the_targets_own_answers(make_cell, make_task, engine_for, spec_bench_file, sampling):
+    cell = make_cell(**({"sampling": sampling} if sampling else {}), format="spec_bench", path=spec_bench_file)
+    got, lines = run(engine_for, make_task, cell, Machine(eos_rate=0.05))
+    texts = [bytes(token for token in p.tokens if token < 256).decode() for p in got.prompts]
+    assert len(texts) == 18
+    for n in range(6):
+        first, second, third = sorted((t for t in texts if f"first {n}\n" in t), key=len)
+        assert first == f"<|user|>first {n}\n<|assistant|>"
+        assert second.startswith(first)
+        assert third.startswith(second), "the turns of a conversation share its answers"
+        answer = second.removeprefix(first).partition("\n<|user|>")[0]
+        assert len(answer) <= cell.workload.output_tokens
+        assert set(answer) <= set("abcdefghijklmnopqrstuvwxyz"), "the end-of-text token is left out"
+    assert len({len(text) for text in texts}) > 6
+    # All first answers at once, though two later turns need each; then all second ones.
+    assert [line.rpartition("·")[2].strip() for line in lines] == ["answering 6 earlier turns"] * 2
+
+
+def test_a_prompt_over_the_workloads_limit_is_named(make_cell, make_task, engine_for, chat_file):
+    cell = make_cell(format="chat", path=chat_file, max_prompt_tokens=20)
+    with pytest.raises(
+        InputError, match=r"workload chat: prompt c\d+ has \d+ tokens, more than its max_prompt_tokens 20"
+    ):
+        run(engine_for, make_task, cell)
+
+
+def test_a_prompt_over_the_models_context_is_named_with_what_it_leaves(make_cell, make_task, engine_for, chat_file):
+    cell = make_cell(format="chat", path=chat_file)
+    run(engine_for, make_task, cell, Machine(max_context=34 + 24 + 1), max_gamma=0)
+    with pytest.raises(InputError, match=r"prompt c\d+ has 3\d tokens; sim leaves it 30 .*output_tokens 24 - gamma 4"):
+        run(engine_for, make_task, cell, Machine(max_context=34 + 24 + 1), max_gamma=4)

@@ -1,0 +1,239 @@
+"""The decoding engine: speculative decoding of transformers models, every iteration seen."""
+
+from __future__ import annotations
+
+import gc
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+import transformers
+
+from pipeline.engines.contract import DraftFacts, EngineFacts, Limits, Request, Schedule, Tokenizer
+from pipeline.engines.decoding.forward import CachedModel
+from pipeline.engines.decoding.loading import LoadedModel, check_device, load_draft_model, load_target
+from pipeline.engines.decoding.loop import DecodingLoop
+from pipeline.engines.decoding.proposers.contract import Proposer
+from pipeline.engines.decoding.proposers.draft_model import DraftModelProposer
+from pipeline.engines.decoding.proposers.early_exit import EarlyExitProposer
+from pipeline.engines.decoding.proposers.ngram import NgramProposer
+from pipeline.engines.decoding.slots import Slots, seed_bits
+from pipeline.engines.decoding.supported import max_context, supports_early_exit
+from pipeline.engines.decoding.transform import near_tie
+from pipeline.engines.decoding.uniform import PLAIN, uniforms
+from pipeline.records.cell import Sampling
+from pipeline.records.failure import InputError
+from pipeline.records.settings import EngineSettings
+from pipeline.records.target import Draft, DraftModel, DType, EarlyExit, Ngram, Target
+from pipeline.records.trace import Trace
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A target as loaded, and what requests need to know of it."""
+
+    spec: Target
+    source: LoadedModel
+    model: CachedModel
+    eos: tuple[int, ...]
+
+
+class DecodingEngine:
+    """``contract.Engine`` on transformers models. ``threads``: CPU threads of PyTorch, None leaves them as they are.
+
+    Raises InputError when ``settings.device`` asks for what this machine has not.
+    """
+
+    def __init__(self, settings: EngineSettings, threads: int | None = None) -> None:
+        device = settings.device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        check_device(device)
+        self._device = torch.device(device)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self._loaded: _Loaded | None = None
+        self._drafts: dict[Draft, CachedModel | None] = {}
+        self._draft_models: dict[tuple[str, str | None, DType], tuple[LoadedModel, CachedModel]] = {}
+        self._kv_bytes: dict[Draft, int] = {}
+        self._limits = Limits(concurrency=1, max_gamma=0)
+
+    def open(self, target: Target, drafts: Sequence[Draft], limits: Limits) -> None:
+        """See ``contract.Engine``. Drafts opened before with the same target are kept."""
+        if self._loaded is not None and self._loaded.spec != target:
+            self.close()
+        if self._loaded is None:
+            source = load_target(target, str(self._device))
+            self._loaded = _Loaded(target, source, CachedModel(source.model, self._device), _eos_tokens(source))
+        for draft in drafts:
+            if draft not in self._drafts:
+                self._drafts[draft] = self._open_draft(draft)
+        self._limits = limits
+
+    def close(self) -> None:
+        """Free the target and its drafts."""
+        self._loaded = None
+        self._drafts.clear()
+        self._draft_models.clear()
+        self._kv_bytes.clear()
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def run(self, arrivals: Sequence[Request], sampling: Sampling, draft: Draft | None, schedule: Schedule) -> Trace:
+        """See ``contract.Engine``. K/V is allocated to fit these requests, or that of an earlier run is used again."""
+        loaded = self._opened()
+        self._check_requests(arrivals)
+        if draft is None and schedule.max_gamma:
+            raise ValueError("a schedule that speculates needs a draft")
+        if schedule.max_gamma > self._limits.max_gamma:
+            raise ValueError(
+                f"schedule reaches gamma {schedule.max_gamma}, limits.max_gamma is {self._limits.max_gamma}"
+            )
+        slots = self._limits.concurrency
+        columns = max((len(r.tokens) + r.max_new_tokens for r in arrivals), default=0) + self._limits.max_gamma + 1
+        loaded.model.reserve(slots, columns)
+        proposer = None if draft is None else self._proposer(draft, sampling, slots, columns)
+        state = Slots(slots, columns, loaded.model.vocabulary, loaded.eos)
+        trace = DecodingLoop(loaded.model, state, proposer, sampling, schedule, arrivals).run()
+        if draft is not None and proposer is not None:
+            self._kv_bytes[draft] = proposer.kv_bytes
+        return trace
+
+    def tie_margin(self, request: Request, output: Sequence[int], sampling: Sampling) -> float:
+        """See ``contract.Engine``. One plain forward through the model's own attention, without our cache."""
+        tokens = (*request.tokens, *output)
+        model = self._opened().model
+        with torch.inference_mode():
+            logits = model.plain_logits(tokens).float()
+            u = float(uniforms(torch.tensor([seed_bits(request.seed)]), torch.tensor([[len(tokens)]]), PLAIN))
+            return near_tie(logits, sampling, u)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return cast(Tokenizer, self._opened().source.tokenizer)
+
+    @property
+    def facts(self) -> EngineFacts:
+        loaded = self._opened()
+        cuda = self._device.type == "cuda"
+        return EngineFacts(
+            engine="decoding",
+            device=self._device.type,
+            accelerator=torch.cuda.get_device_name(self._device) if cuda else _processor(),
+            threads=torch.get_num_threads(),
+            dtype=loaded.spec.dtype,
+            torch=torch.__version__,
+            transformers=transformers.__version__,
+            driver=_cuda_driver() if cuda else "",
+            target_revision=loaded.source.revision,
+            vocabulary=loaded.model.vocabulary,
+            max_context=self._max_context(),
+        )
+
+    def draft_facts(self, draft: Draft) -> DraftFacts:
+        """See ``contract.Engine``. An early exit has its target's revision, an n-gram none."""
+        model = self._opened_draft(draft)
+        revision = ""
+        if isinstance(draft, EarlyExit):
+            revision = self._opened().source.revision
+        elif isinstance(draft, DraftModel):
+            revision = self._draft_models[self._key(draft)][0].revision
+        return DraftFacts(
+            revision=revision,
+            weight_bytes=0 if model is None else model.weight_bytes,
+            kv_bytes=self._kv_bytes.get(draft, 0),
+        )
+
+    def _opened(self) -> _Loaded:
+        if self._loaded is None:
+            raise RuntimeError("no target is open")
+        return self._loaded
+
+    def _opened_draft(self, draft: Draft) -> CachedModel | None:
+        if draft not in self._drafts:
+            raise RuntimeError(f"draft {draft.name} was not opened with the target")
+        return self._drafts[draft]
+
+    def _key(self, draft: DraftModel) -> tuple[str, str | None, DType]:
+        """Drafts that differ only in name or in how they sample share their weights."""
+        return draft.source, draft.revision, draft.dtype or self._opened().spec.dtype
+
+    def _open_draft(self, draft: Draft) -> CachedModel | None:
+        """The draft's own model, None if it has none. Raises InputError for what cannot draft for the target."""
+        loaded = self._opened()
+        if isinstance(draft, DraftModel):
+            key = self._key(draft)
+            if key not in self._draft_models:
+                source = load_draft_model(draft, loaded.source, loaded.spec, str(self._device))
+                self._draft_models[key] = (source, CachedModel(source.model, self._device))
+            return self._draft_models[key][1]
+        if isinstance(draft, EarlyExit):
+            config, where = loaded.model.config, f"drafts.{draft.name}"
+            if not supports_early_exit(config):
+                raise InputError(f"{where}: early_exit is not possible with a target of model type {config.model_type}")
+            if not 1 <= draft.layers < config.num_hidden_layers:
+                most = config.num_hidden_layers - 1
+                raise InputError(
+                    f"{where}.layers={draft.layers}: allowed are 1 to {most} with target {loaded.spec.name}"
+                )
+        return None
+
+    def _proposer(self, draft: Draft, sampling: Sampling, slots: int, columns: int) -> Proposer:
+        target = self._opened().model
+        model = self._opened_draft(draft)
+        if isinstance(draft, Ngram):
+            return NgramProposer(draft, self._device)
+        drawn = sampling if draft.draft_sampling == "probabilistic" and not sampling.greedy else None
+        if isinstance(draft, EarlyExit):
+            return EarlyExitProposer(target, draft.layers, drawn)
+        assert model is not None
+        return DraftModelProposer(model, slots, columns, target.vocabulary, drawn)
+
+    def _max_context(self) -> int:
+        own = max_context(self._opened().model.config)
+        return own if self._limits.context_tokens is None else min(own, self._limits.context_tokens)
+
+    def _check_requests(self, requests: Sequence[Request]) -> None:
+        longest = self._max_context()
+        for request in requests:
+            what = f"request {request.request_id}"
+            if not request.tokens:
+                raise InputError(f"{what}: its prompt is empty")
+            if request.max_new_tokens < 1:
+                raise InputError(f"{what}: max_new_tokens is {request.max_new_tokens}, allowed are 1 and more")
+            if len(request.tokens) + request.max_new_tokens > longest:
+                raise InputError(
+                    f"{what}: {len(request.tokens)} prompt and {request.max_new_tokens} output tokens "
+                    f"do not fit in {longest} tokens of context"
+                )
+
+
+def _eos_tokens(source: LoadedModel) -> tuple[int, ...]:
+    """What ends a text: the generation configuration's tokens, else the model's, else the tokenizer's."""
+    for owner in (source.model.generation_config, source.model.config, source.tokenizer):
+        tokens = getattr(owner, "eos_token_id", None)
+        if tokens is not None:
+            return (tokens,) if isinstance(tokens, int) else tuple(tokens)
+    return ()
+
+
+def _processor() -> str:
+    """The CPU's name, where the system tells it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _cuda_driver() -> str:
+    """The version of the kernel driver, where the system tells it."""
+    version = Path("/proc/driver/nvidia/version")
+    if not version.is_file():
+        return ""
+    return next((word for word in version.read_text().split() if word[:1].isdigit() and "." in word), "")

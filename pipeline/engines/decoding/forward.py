@@ -1,0 +1,109 @@
+"""A model with a slot cache: one call runs some tokens of each row at the positions where they stand."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from pipeline.engines.decoding import attention
+from pipeline.engines.decoding.cache import SlotCache, rounded_columns
+from pipeline.engines.decoding.masks import MaskPlan
+from pipeline.engines.decoding.slots import Ints
+
+PREFILL_CHUNK = 1024
+"""Tokens of a prompt run at once: bounds the mask and the activations of a long prompt."""
+
+
+class CachedModel:
+    """A transformers causal language model and the keys and values of its slots."""
+
+    def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
+        self.model = model
+        self.device = device
+        self.config = model.config.get_text_config()
+        self.vocabulary = int(self.config.vocab_size)
+        self.cache = SlotCache(0, 0, device)
+        # transformers' sdpa leaves soft caps out
+        capped = getattr(self.config, "attn_logit_softcapping", None) is not None
+        self._own_attention = "eager" if capped else model.config._attn_implementation
+        self._group = _query_group(self.config) if attention.install(model) else 1
+        self._plan = MaskPlan.of(self.config)
+        self._table = int(getattr(self.config, "max_position_embeddings", 2**31 - 1))
+        self._one_logit = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def reserve(self, slots: int, columns: int) -> None:
+        """Have at least ``slots`` rows of ``columns`` columns; what an earlier run left is overwritten or masked."""
+        if self.cache.slots != slots or self.cache.columns < columns:
+            self.cache = SlotCache(0, 0, self.device)  # the old one is freed before the new one is allocated
+            self.cache = SlotCache(slots, rounded_columns(columns), self.device)
+
+    def forward(self, tokens: Tensor, first: Ints, row: int = 0, keep: int = 0) -> Tensor:
+        """Logits ``[B, W, V]`` after each of ``tokens`` [B, W]; only the last ``keep`` positions of W, unless 0.
+
+        Row b of the batch is slot ``row`` + b, and its tokens stand at ``first[b]`` onwards: their K/V are written
+        there, and each sees the columns up to its own. Columns before ``first`` must be valid.
+        """
+        width = tokens.shape[1]
+        positions = torch.from_numpy(first[:, None] + np.arange(width)).to(self.device, non_blocking=True)
+        live = min(rounded_columns(int(first.max()) + width), self.cache.columns)
+        self.cache.place(row, first, positions, live)
+        logits: Tensor = self.model(
+            input_ids=tokens,
+            attention_mask=self._plan.build(positions, live, self._group, self.model.dtype),
+            # Padding beyond a row's end may stand past a learned table; its column is still its own.
+            position_ids=positions.clamp_max(self._table - 1),
+            past_key_values=self.cache,
+            use_cache=True,
+            **({"logits_to_keep": keep} if self._one_logit else {}),
+        ).logits
+        return logits[:, -keep:] if logits.shape[1] > keep > 0 else logits
+
+    def prefill(self, row: int, tokens: Ints, start: int = 0) -> Tensor:
+        """Run ``tokens`` [P] of one slot from position ``start``; the logits ``[V]`` after the last of them."""
+        for begin in range(0, len(tokens), PREFILL_CHUNK):
+            chunk = torch.from_numpy(tokens[None, begin : begin + PREFILL_CHUNK]).to(self.device)
+            logits = self.forward(chunk, np.array([start + begin]), row, keep=1)
+        return logits[0, -1]
+
+    def plain_logits(self, tokens: Sequence[int]) -> Tensor:
+        """The logits ``[V]`` after ``tokens``, through the model's own attention and no cache of ours."""
+        ids = torch.tensor([list(tokens)], dtype=torch.int64, device=self.device)
+        slotted = self.model.config._attn_implementation
+        self.model.set_attn_implementation(self._own_attention)
+        try:
+            keep = {"logits_to_keep": 1} if self._one_logit else {}
+            logits: Tensor = self.model(input_ids=ids, use_cache=False, **keep).logits
+        finally:
+            self.model.set_attn_implementation(slotted)
+        return logits[0, -1]
+
+    @contextlib.contextmanager
+    def first_layers(self, layers: int) -> Iterator[None]:
+        """Within it, forwards run only the first ``layers`` layers, then the final norm and the head.
+
+        For models that choose their layers by ``num_hidden_layers`` (``supported.EARLY_EXIT``).
+        """
+        config = self.model.base_model.config.get_text_config()
+        whole = config.num_hidden_layers
+        config.num_hidden_layers = layers
+        try:
+            yield
+        finally:
+            config.num_hidden_layers = whole
+
+    @property
+    def weight_bytes(self) -> int:
+        weights = {p.data_ptr(): p.numel() * p.element_size() for p in self.model.parameters()}
+        return sum(weights.values())
+
+
+def _query_group(config: PreTrainedConfig) -> int:
+    """Query heads that share a K/V head."""
+    heads = int(config.num_attention_heads)
+    return heads // int(getattr(config, "num_key_value_heads", None) or heads)

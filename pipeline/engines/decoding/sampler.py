@@ -1,0 +1,50 @@
+"""Choosing tokens: from logits and counter random numbers to accepted proposals and the token after them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipeline.engines.decoding.accept import (
+    Accepted,
+    accept_greedy,
+    accept_one_hot,
+    accept_probabilistic,
+)
+from pipeline.engines.decoding.proposers.contract import Proposal
+from pipeline.engines.decoding.slots import Ints
+from pipeline.engines.decoding.transform import draw, probabilities
+from pipeline.engines.decoding.uniform import ACCEPT, PLAIN, RESIDUAL, uniforms
+from pipeline.records.cell import Sampling
+
+
+def choose(logits: Tensor, seeds: Ints, index: Ints, sampling: Sampling) -> Tensor:
+    """Plain decoding: the token [A] that will stand at ``index`` [A], from ``logits`` [A, V]."""
+    if sampling.greedy:
+        return logits.argmax(dim=-1)
+    return draw(probabilities(logits, sampling), _uniforms(seeds, index, 1, PLAIN, logits.device)[:, 0])
+
+
+def accept(logits: Tensor, proposal: Proposal, seeds: Ints, index: Ints, sampling: Sampling) -> Accepted:
+    """What stands of ``proposal``, whose first tokens stand at ``index`` [A].
+
+    ``logits`` [A, W, V] follow the last committed token and each proposal. Greedy builds neither p nor q.
+    """
+    dlen = torch.from_numpy(proposal.proposed).to(logits.device)
+    if sampling.greedy:
+        return accept_greedy(logits, proposal.tokens, dlen)
+    width = logits.shape[1]
+    p = probabilities(logits, sampling)
+    u_plain = _uniforms(seeds, index, width, PLAIN, logits.device)
+    if proposal.q is None:
+        return accept_one_hot(p, proposal.tokens, dlen, u_plain)
+    u_accept = _uniforms(seeds, index, width - 1, ACCEPT, logits.device)
+    u_residual = _uniforms(seeds, index, width, RESIDUAL, logits.device)
+    return accept_probabilistic(p, proposal.q, proposal.tokens, dlen, u_accept, u_residual, u_plain)
+
+
+def _uniforms(seeds: Ints, index: Ints, width: int, stream: int, device: torch.device) -> Tensor:
+    """[A, width] for the tokens at ``index`` onwards."""
+    positions = torch.from_numpy(index[:, None] + np.arange(width)).to(device)
+    return uniforms(torch.from_numpy(seeds).to(device), positions, stream)

@@ -332,10 +332,14 @@ def _find_models(settings: SweepSettings) -> None:
     if settings.engine.name != "decoding":
         return
     for choice in settings.targets:
-        locate(choice.target.source, choice.target.revision)
+        target = choice.target
+        where = f"targets.{target.name}"
+        locate(target.source, target.revision, key=f"{where}.source", allow_pickle=target.allow_pickle)
         for item in choice.drafts:
-            if isinstance(item.draft, DraftModel):
-                locate(item.draft.source, item.draft.revision)
+            draft = item.draft
+            if isinstance(draft, DraftModel):
+                key = f"{where}.drafts.{draft.name}.source"
+                locate(draft.source, draft.revision, key=key, allow_pickle=target.allow_pickle)
 
 
 def _set_aside(folder: Path) -> None:

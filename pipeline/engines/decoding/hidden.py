@@ -30,13 +30,9 @@ class HiddenTap:
         if not self._kept:
             return None
         hidden = torch.cat([torch.cat(kept, dim=1) for kept in self._kept], dim=-1)
-        self.discard()
-        return hidden
-
-    def discard(self) -> None:
-        """Forget what was kept: drafting ran the target too."""
         for kept in self._kept:
             kept.clear()
+        return hidden
 
     def close(self) -> None:
         for handle in self._handles:

@@ -106,7 +106,6 @@ class DecodingLoop:
             return None
         self._clock.draft_begins()
         proposal = self._proposer.propose(self._slots, dlen)
-        self._tap.discard()
         width = int(proposal.proposed.max())
         if width == 0:
             return None

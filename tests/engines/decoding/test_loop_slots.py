@@ -67,6 +67,15 @@ def test_run_ends_with_the_last_counted_request_and_abandons_fillers(open_engine
     assert_counts_hold(trace, requests)
 
 
+def test_a_filler_that_finishes_ends_nothing(open_engine: OpenEngine) -> None:
+    requests = [dataclasses.replace(_request(f"filler{i}", 3), counted=False) for i in range(2)] + [
+        _request("long", 12)
+    ]
+    trace = open_engine(concurrency=2).run(requests, GREEDY, None, OFF)
+    assert {row.request_id: len(row.output) for row in trace.requests} == {"filler0": 3, "filler1": 3, "long": 12}
+    assert trace.requests[2].finish == "length"
+
+
 def test_one_output_token_takes_no_iteration(open_engine: OpenEngine) -> None:
     trace = open_engine(concurrency=2).run([_request("a", 1), _request("b", 1)], GREEDY, None, OFF)
     assert trace.iterations == ()

@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from pipeline.engines.decoding import attention
 from pipeline.engines.decoding.cache import SlotCache, rounded_columns
 from pipeline.engines.decoding.masks import MaskPlan
+from pipeline.engines.decoding.packing import pack
 from pipeline.engines.decoding.slots import Ints
 
 PREFILL_CHUNK = 1024
@@ -36,6 +37,9 @@ class CachedModel:
         self._plan = MaskPlan.of(self.config)
         self._table = int(getattr(self.config, "max_position_embeddings", 2**31 - 1))
         self._one_logit = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.weight_bytes = _weight_bytes(model)
+        if device.type == "cpu":
+            pack(model)
 
     def reserve(self, slots: int, columns: int) -> None:
         """Have at least ``slots`` rows of ``columns`` columns; what an earlier run left is overwritten or masked."""
@@ -97,10 +101,10 @@ class CachedModel:
         finally:
             config.num_hidden_layers = whole
 
-    @property
-    def weight_bytes(self) -> int:
-        weights = {p.data_ptr(): p.numel() * p.element_size() for p in self.model.parameters()}
-        return sum(weights.values())
+
+def _weight_bytes(model: PreTrainedModel) -> int:
+    """What the model's weights take, shared ones once."""
+    return sum({p.data_ptr(): p.numel() * p.element_size() for p in model.parameters()}.values())
 
 
 def _query_group(config: PreTrainedConfig) -> int:

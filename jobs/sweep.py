@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 
@@ -26,6 +27,9 @@ def main(arguments: Sequence[str]) -> int:
         print(USAGE)
         return 0
     interrupt = Interrupt()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without γ shows ?, and the sweep goes on
     try:
         settings = load_settings(arguments)
         with interrupt, make_progress() as progress:
@@ -33,8 +37,14 @@ def main(arguments: Sequence[str]) -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"error: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped at once; what was measured is kept, and the same command goes on", file=sys.stderr)
+        return 130
     print_outcome(outcome)
-    if interrupt.requested:
+    if outcome.interrupted:
         return interrupt.exit_code
     failed = outcome.decisions and all(decision.status == "failed" for decision in outcome.decisions)
     return 1 if failed else 0

@@ -25,6 +25,7 @@ def _at_least(least: int) -> Bound:
     return Bound(lambda value: bool(value >= least), f"at least {least}")
 
 
+_SEED = Bound(lambda value: 0 <= value < 2**32, "from 0 to 4294967295")
 _POSITIVE = Bound(lambda value: bool(value > 0), "greater than 0")
 _NOT_EMPTY = Bound(lambda value: bool(value.strip()), "not empty")
 
@@ -49,7 +50,7 @@ _BOUNDS: Mapping[type, Mapping[str, Bound]] = {
         "tie_margin": _at_least(0),
         "tie_margin_low_precision": _at_least(0),
     },
-    SearchSettings: {"candidates_per_round": _at_least(1), "max_candidates": _at_least(1), "seed": _at_least(0)},
+    SearchSettings: {"candidates_per_round": _at_least(1), "max_candidates": _at_least(1), "seed": _SEED},
     ClusterSettings: {
         "address": Bound(
             lambda value: bool(value.strip()) and value != "local",

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 _METHODS: Mapping[str, type[Draft]] = {record.method: record for record in get_args(Draft)}
 _GROUPS = {"targets": "target", "workloads": "workload", "samplings": "sampling"}
-_NOT_MEASURED = ("name", "output_dir", "fresh", "reuse", "cluster", "tracking", "budget")
+_NOT_MEASURED = ("name", "output_dir", "fresh", "reuse", "cluster", "tracking", "budget", "policy")
 _WANTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -85,15 +85,18 @@ def load_settings(overrides: Sequence[str], config_name: str = "sweep") -> Sweep
     )
 
 
-def sweep_id(settings: SweepSettings) -> str:
+def sweep_id(settings: SweepSettings, content: Mapping[str, str] | None = None) -> str:
     """``NAME-`` and ten hexadecimal digits of a hash of what is measured.
 
-    Where results and workers are placed, what is tracked or resumed, and the budget do not count, nor does the order of
-    anything; the accelerator asked for does.
+    ``content`` tells what the files named in ``settings`` hold (a hash by key), so that an edited prompt file or
+    another model under the same name is another sweep. Where results and workers are placed, what is tracked or
+    resumed, the budget and the policy, which only judges, do not count, nor does the order of anything; the
+    accelerator asked for does.
     """
     measured = {key: value for key, value in _tree(settings).items() if key not in _NOT_MEASURED}
     measured["concurrency"] = sorted(settings.concurrency)
     measured["accelerator_type"] = settings.cluster.accelerator_type
+    measured["content"] = dict(content or {})
     canonical = json.dumps(measured, sort_keys=True, separators=(",", ":"))
     return f"{settings.name}-{hashlib.sha256(canonical.encode()).hexdigest()[:10]}"
 
@@ -136,7 +139,12 @@ def _output_dir(tree: Tree) -> str:
     folder = _value(str, tree.get("output_dir", "runs"), "output_dir")
     if not folder.strip() or "://" in folder:
         raise InputError(f"output_dir: must be a folder, not {without_credentials(folder)!r}")
-    return str(Path(folder).expanduser().absolute())
+    path = str(Path(folder).expanduser().absolute())
+    if any(sign in path for sign in "?%#"):
+        raise InputError(
+            f"output_dir: {path!r} holds a ?, % or #, which the address of a database cannot; choose another"
+        )
+    return path
 
 
 def _target(name: str, body: Tree) -> TargetChoice:

@@ -12,11 +12,12 @@ from dataclasses import replace
 from pipeline.measurement.identity import measurement_id
 from pipeline.measurement.pool import pool
 from pipeline.measurement.protocol import Allotment, Span, allot
+from pipeline.measurement.round import as_failure
 from pipeline.policy.decide import choose, decide, verdict
 from pipeline.records.cell import Cell
 from pipeline.records.decision import Decision
 from pipeline.records.failure import PERMANENT, Failure
-from pipeline.records.measurement import Measurement, MeasurementKind
+from pipeline.records.measurement import Baseline, Measurement, MeasurementKind
 from pipeline.records.settings import SweepSettings, TargetChoice
 from pipeline.records.target import Candidate
 from pipeline.records.task import RoundResult, RoundTask
@@ -56,13 +57,10 @@ class Course:
         self._drafts = tuple(item.draft for item in choice.drafts)
         self._study = study
         self._store = store
-        self._allotment: Allotment = allot(
-            available, cell.concurrency, settings.protocol, cell.workload.name
-        )
+        self._allotment: Allotment = allot(available, cell.concurrency, settings.protocol, cell.workload.name)
         self._searched: dict[Candidate, Measurement] = {}
         self._looks: list[Measurement] = []
         self._attempt = 0
-        self._rounds = 0
         self._failures: list[Failure] = []
         self._tries: Counter[Candidate] = Counter()
         self._culprits: set[Candidate] = set()
@@ -94,7 +92,6 @@ class Course:
 
     def take(self, task: RoundTask, result: RoundResult) -> None:
         """Enter what a round gave; its measurements are in the store already."""
-        self._rounds += result.baseline is not None
         for measurement in result.measurements:
             self._enter(measurement)
         for failure in result.failures:
@@ -114,10 +111,14 @@ class Course:
         if len(task.candidates) > 1:
             return
         self._culprits.add(task.candidates[0])
-        if not self._rounds and len(self._culprits) > 1:
+        if not self._baselines() and len(self._culprits) > 1:
             self._cell_failed(failure)
         else:
             self._candidate_failed(replace(failure, candidate=task.candidates[0]))
+
+    def give_up(self, error: Exception) -> None:
+        """End the cell for an error of our own in it: the others go on."""
+        self._cell_failed(as_failure(self.cell.key, None, error))
 
     def stop_for_budget(self) -> None:
         """Decide on what there is: the sweep's worker hours are used up."""
@@ -126,7 +127,6 @@ class Course:
 
     def _resume(self) -> None:
         key = self.cell.key
-        self._rounds = sum(b.cell == key for b in self._store.baselines())
         mine = [m for m in self._store.measurements() if m.cell == key]
         for failure in self._store.failures().values():
             if failure.cell == key and failure.candidate is not None:
@@ -147,19 +147,31 @@ class Course:
             attempt, look = divmod(measurement.replicate, LOOKS)
             if attempt > self._attempt:
                 self._attempt, self._looks = attempt, []
-            if look == len(self._looks) and (not self._looks or _comparable(self._looks[0], measurement)):
+            if look == len(self._looks) and self._may_pool(measurement):
                 self._looks.append(measurement)
                 self._pool()
-            else:  # another device or another winner: looks never mix, so the confirmation begins anew
+            else:  # another device, version or winner, or a look lost: looks never mix, so it begins anew
                 self._begin_again()
 
     def _begin_again(self) -> None:
         self._attempt, self._looks, self.confirmation = self._attempt + 1, [], None
 
+    def _may_pool(self, look: Measurement) -> bool:
+        """Whether ``look`` has its baselines still, and was made of the same candidate in the same conditions."""
+        if not all(self._store.has(baseline) for baseline in look.baseline_ids):
+            return False
+        first = self._looks[0] if self._looks else look
+        same_draft = (first.candidate, first.provenance.draft_revision) == (
+            look.candidate,
+            look.provenance.draft_revision,
+        )
+        return same_draft and first.provenance.same_conditions(look.provenance)
+
     def _pool(self) -> None:
-        wanted = {baseline for look in self._looks for baseline in look.baseline_ids}
-        baselines = [b for b in self._store.baselines() if b.id in wanted]
-        self.confirmation = pool(self._looks, baselines, CONFIRMATION_LEVEL)
+        self.confirmation = pool(self._looks, self._baselines(), CONFIRMATION_LEVEL)
+
+    def _baselines(self) -> list[Baseline]:
+        return [baseline for baseline in self._store.baselines() if baseline.cell == self.cell.key]
 
     def _confirmed(self) -> bool:
         """Whether the looks so far decide, or there are no more to come."""
@@ -218,13 +230,5 @@ class Course:
             prompt_offset=span.offset,
             level=CONFIRMATION_LEVEL if kind == "confirmation_look" else SEARCH_LEVEL,
             protocol=self._settings.protocol,
-            baseline_replicate=self._rounds,
+            baseline_replicate=1 + max((b.replicate for b in self._baselines()), default=-1),
         )
-
-
-def _comparable(a: Measurement, b: Measurement) -> bool:
-    """Whether two looks may be pooled: one candidate on one device."""
-    return a.candidate == b.candidate and (a.provenance.host, a.provenance.device) == (
-        b.provenance.host,
-        b.provenance.device,
-    )

@@ -10,11 +10,13 @@ from typing import Self
 class Interrupt:
     """Notes the signal; the sweep's loop looks at ``requested`` at least once a second.
 
-    Install it after Ray has started: Ray installs handlers of its own.
+    Install it after Ray has started: Ray installs handlers of its own. While ``closing``, a second SIGINT is only
+    noted too: the views are being brought up to date, which takes seconds.
     """
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self.closing = False
         self._before: dict[int, object] = {}
 
     @property
@@ -41,6 +43,6 @@ class Interrupt:
             signal.signal(number, before)  # type: ignore[arg-type]
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.signal == signal.SIGINT and number == signal.SIGINT:
+        if self.signal == signal.SIGINT and number == signal.SIGINT and not self.closing:
             raise KeyboardInterrupt
         self.signal = number

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
-from pipeline.cluster.fleet import Fleet, Outcome
+from optuna.storages import BaseStorage
+
+from pipeline.cluster.fleet import Fleet, Outcome, connect, stop_ray
 from pipeline.config import resolved_yaml, sweep_id
 from pipeline.course import Course
-from pipeline.engines.decoding.sources import locate
 from pipeline.interrupt import Interrupt
 from pipeline.policy.document import fingerprint, write_policy
+from pipeline.preflight import check
 from pipeline.records.cell import Cell
 from pipeline.records.decision import Decision
 from pipeline.records.failure import Failure, InputError
 from pipeline.records.measurement import Measurement
 from pipeline.records.settings import SweepSettings, TargetChoice
-from pipeline.records.target import DraftModel
 from pipeline.records.task import Identification, RoundResult, RoundTask
 from pipeline.report.console import Progress
 from pipeline.search.study import CellStudy, open_storage
+from pipeline.tracking.atomic import write_atomically
+from pipeline.tracking.lock import is_held
 from pipeline.tracking.mlflow_view import MlflowView
-from pipeline.tracking.parquet import write_views
+from pipeline.tracking.parquet import VIEWS, write_views
 from pipeline.tracking.reuse import adopt
 from pipeline.tracking.store import Store, find_reusable
-from pipeline.workloads.load import load_prompts
+
+T = TypeVar("T")
 
 WAIT_S = 0.5
 """How long the loop may sleep before it looks at signals, budgets and notes again."""
@@ -52,16 +56,14 @@ def run_sweep(settings: SweepSettings, progress: Progress, interrupt: Interrupt)
 
     Raises InputError for what cannot work, before any model is loaded where it can be known.
     """
-    _check_output_outlives(settings)
-    prompts = {workload.name: len(load_prompts(workload).prompts) for workload in settings.workloads}
-    if _starts_ray_here(settings):
-        _find_models(settings)
-    sweep = sweep_id(settings)
+    preflight = check(settings)
+    sweep = sweep_id(settings, preflight.content)
     folder = Path(settings.output_dir) / sweep
     if settings.fresh:
         _set_aside(folder)
-    with Store(folder) as store:
-        (folder / "config.yaml").write_text(resolved_yaml(settings), encoding="utf-8")
+    with Store(folder, warn=progress.warn) as store:
+        write_atomically(folder / "config.yaml", resolved_yaml(settings).encode())
+        storage = open_storage(Path(settings.output_dir) / "optuna.db")
         view = MlflowView.open(
             settings.tracking,
             Path(settings.output_dir),
@@ -71,29 +73,36 @@ def run_sweep(settings: SweepSettings, progress: Progress, interrupt: Interrupt)
             progress.warn,
             fresh=settings.fresh,
         )
-        run = _Run(settings, sweep, store, view, progress, interrupt, prompts)
+        run = _Run(settings, sweep, store, view, progress, interrupt)
         status: Literal["FINISHED", "KILLED", "FAILED"] = "FAILED"
         try:
+            run.begin(preflight.prompts, storage)
             run.loop()
-            status = "KILLED" if interrupt.requested else "FINISHED"
+            status = "FINISHED" if run.over else "KILLED"
         finally:
-            run.close()
-            policy = folder / "policy.json"
-            decisions = run.decisions()
-            created = datetime.now(UTC).isoformat(timespec="seconds")
-            write_policy(policy, sweep, fingerprint(decisions), decisions, created)
-            write_views(store, folder)
-            artifacts = [folder / "config.yaml", policy, *sorted(folder.glob("*.parquet"))]
-            view.finish(status, decisions, artifacts)
+            interrupt.closing = True
+            _close(run, folder, status)
         return SweepOutcome(
             sweep=sweep,
-            decisions=decisions,
-            policy=policy,
+            decisions=run.decisions(),
+            policy=folder / "policy.json",
             ui_command=view.ui_command,
             measured=run.measured,
             kept=run.kept,
-            interrupted=interrupt.requested,
+            interrupted=not run.over,
         )
+
+
+def _close(run: _Run, folder: Path, status: Literal["FINISHED", "KILLED", "FAILED"]) -> None:
+    """Stop the workers and bring every view up to date, whatever one of them meets; the first error is raised."""
+    policy, decisions = folder / "policy.json", run.decisions()
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    with contextlib.ExitStack() as steps:  # left in reverse: the last one registered is the first to run
+        artifacts = (folder / "config.yaml", policy, *(folder / f"{name}.parquet" for name in VIEWS))
+        steps.callback(lambda: run.view.finish(status, decisions, [path for path in artifacts if path.exists()]))
+        steps.callback(write_views, run.store, folder)
+        steps.callback(write_policy, policy, run.sweep, fingerprint(decisions), decisions, created)
+        steps.callback(run.close)
 
 
 class _Run:
@@ -107,34 +116,45 @@ class _Run:
         view: MlflowView,
         progress: Progress,
         interrupt: Interrupt,
-        prompts: Mapping[str, int],
     ) -> None:
+        self.sweep = sweep
+        self.store = store
+        self.view = view
         self._settings = settings
-        self._sweep = sweep
-        self._store = store
-        self._view = view
         self._progress = progress
         self._interrupt = interrupt
         self._fleet: Fleet | None = None
+        self._started_ray = False
+        self._courses: tuple[Course, ...] = ()
+        self._waiting: list[Course] = []
         self._leases: dict[str, Course] = {}
         self._held: dict[str, str] = {}
         self._worker_s = 0.0
         self.measured = 0
         self.kept = len(store.measurements())
+
+    def begin(self, prompts: Mapping[str, int], storage: BaseStorage) -> None:
+        """Make the courses, as far as the store has them already, and bring the views up to date with it."""
         # With GPUs the accelerator's name is part of every cell, and only the cluster knows it.
-        accelerator = self._start_fleet().accelerator if settings.cluster.gpus_per_worker else "cpu"
-        self._courses = self._make_courses(accelerator, prompts)
-        progress.expect(len(self._courses))
+        accelerator = self._start_fleet().accelerator if self._settings.cluster.gpus_per_worker else "cpu"
+        self._courses = self._make_courses(accelerator, prompts, storage)
+        self._progress.expect(len(self._courses))
         self._waiting = [course for course in self._courses if course.decision is None]
+        for course in self._courses:
+            self._save_confirmation(course)
+            if course.decision is not None:
+                self._announce(course)
+        for measurement in self.store.measurements():
+            self._record(measurement)
+
+    @property
+    def over(self) -> bool:
+        """Whether every cell is decided."""
+        return not (self._waiting or self._leases)
 
     def loop(self) -> None:
         """Until every cell is decided, a signal came, or the budget is spent."""
-        for course in self._courses:
-            if course.decision is not None:
-                self._announce(course)
-        for measurement in self._store.measurements():
-            self._record(measurement)
-        while (self._waiting or self._leases) and not self._interrupt.requested:
+        while not (self.over or self._interrupt.requested):
             fleet = self._start_fleet()
             for worker in fleet.idle():
                 self._give_work(fleet, worker)
@@ -147,10 +167,12 @@ class _Run:
                 self._end_for_budget()
 
     def close(self) -> None:
-        """Stop the workers, whatever they do."""
+        """Stop the workers, whatever they do, and Ray if it was started here."""
         if self._fleet is not None:
             self._fleet.close()
             self._fleet = None
+        if self._started_ray:
+            stop_ray()
 
     def decisions(self) -> tuple[Decision, ...]:
         """The decisions made so far, in the order of the cells."""
@@ -162,7 +184,7 @@ class _Run:
             course = self._leases.get(worker) or self._lease(worker)
             if course is None:
                 return
-            task = course.next_task()
+            task = self._guarded(course, course.next_task)
             if task is not None:
                 fleet.submit(worker, task, "identify" if self._settings.reuse else "measure")
                 return
@@ -200,27 +222,41 @@ class _Run:
                 self._announce(course)
             return
         self._save(result)
-        course.take(task, result)
+        self._guarded(course, lambda: course.take(task, result))
         for failure in result.failures:
             self._warn(failure)
-        if course.confirmation is not None and task.kind == "confirmation_look":
-            self._store.save(course.confirmation)
-            self._record(course.confirmation)
         for measurement in result.measurements:
             self._record(measurement)
             self._progress.measured(measurement)
+        self._save_confirmation(course)
+
+    def _guarded(self, course: Course, step: Callable[[], T]) -> T | None:
+        """An error of our own in one cell ends that cell, never the sweep."""
+        try:
+            return step()
+        except Exception as error:
+            course.give_up(error)
+            return None
+
+    def _save_confirmation(self, course: Course) -> None:
+        """Pooled anew from the looks: written where the store has none, or an earlier one."""
+        pooled = course.confirmation
+        if pooled is None or (self.store.has(pooled.id) and self.store.get(pooled.id) == pooled):
+            return
+        self.store.save(pooled)
+        self._record(pooled)
 
     def _save(self, result: RoundResult) -> None:
         """The truth first, the baseline before what refers to it; only then anybody is told."""
         if result.baseline is not None:
-            self._store.save(result.baseline)
+            self.store.save(result.baseline)
         for measurement in result.measurements:
-            self._store.save(measurement)
+            self.store.save(measurement)
         self.measured += len(result.measurements)
 
     def _adopt(self, course: Course, task: RoundTask, identified: Identification) -> RoundTask | None:
         """Take from earlier sweeps what is known; the task narrowed to the rest, None if nothing is left of it."""
-        known = find_reusable(Path(self._settings.output_dir), identified.content_ids, but_not=self._sweep)
+        known = find_reusable(Path(self._settings.output_dir), identified.content_ids, but_not=self.sweep)
         left = []
         for candidate, content in zip(task.candidates, identified.content_ids, strict=True):
             if content not in known:
@@ -228,31 +264,30 @@ class _Run:
                 continue
             measurement, baselines = adopt(task, *known[content])
             for baseline in baselines:
-                self._store.save(baseline)
-            self._store.save(measurement)
+                self.store.save(baseline)
+            self.store.save(measurement)
             self.kept += 1
-            course.take(task, RoundResult(baseline=baselines[0], measurements=(measurement,), failures=()))
+            result = RoundResult(baseline=baselines[0], measurements=(measurement,), failures=())
+            self._guarded(course, lambda result=result: course.take(task, result))  # type: ignore[misc]
             self._record(measurement)
             self._progress.measured(measurement)
-        if course.confirmation is not None:
-            self._store.save(course.confirmation)
-            self._record(course.confirmation)
+        self._save_confirmation(course)
         return replace(task, candidates=tuple(left)) if left else None
 
     def _record(self, measurement: Measurement) -> None:
         cell = next((c.cell for c in self._courses if c.cell.key == measurement.cell), None)
         if cell is not None:
-            self._view.record(measurement, cell)
+            self.view.record(measurement, cell)
 
     def _announce(self, course: Course) -> None:
         assert course.decision is not None
-        self._view.decision(course.decision)
+        self.view.decision(course.decision)
         self._progress.decided(course.decision)
 
     def _warn(self, failure: Failure) -> None:
         what = failure.candidate.label if failure.candidate is not None else "round"
         self._progress.warn(f"{failure.cell.label}: {what}: {failure.kind.replace('_', ' ')}: {failure.message}")
-        self._view.failure(failure)
+        self.view.failure(failure)
 
     def _budget_spent(self) -> bool:
         limit = self._settings.budget.worker_hours
@@ -267,30 +302,19 @@ class _Run:
 
     def _start_fleet(self) -> Fleet:
         if self._fleet is None:
-            self._fleet = Fleet(self._settings.cluster, self._settings.engine)
+            self._started_ray = connect(self._settings.cluster)
             self._interrupt.install()
+            self._fleet = Fleet(self._settings.cluster, self._settings.engine)
         return self._fleet
 
-    def _make_courses(self, accelerator: str, prompts: Mapping[str, int]) -> tuple[Course, ...]:
-        storage = open_storage(Path(self._settings.output_dir) / "optuna.db")
-        return tuple(
-            Course(
-                cell,
-                choice,
-                self._settings,
-                self._sweep,
-                CellStudy(
-                    f"{self._sweep} · {cell.key.label} · {cell.accelerator}",
-                    choice.drafts,
-                    self._settings.search,
-                    storage,
-                    fresh=self._settings.fresh,
-                ),
-                self._store,
-                prompts[cell.workload.name],
-            )
-            for cell, choice in cells_of(self._settings, accelerator)
-        )
+    def _make_courses(self, accelerator: str, prompts: Mapping[str, int], storage: BaseStorage) -> tuple[Course, ...]:
+        courses = []
+        for cell, choice in cells_of(self._settings, accelerator):
+            name = f"{self.sweep} · {cell.key.label} · {cell.accelerator}"
+            study = CellStudy(name, choice.drafts, self._settings.search, storage, fresh=self._settings.fresh)
+            available = prompts[cell.workload.name]
+            courses.append(Course(cell, choice, self._settings, self.sweep, study, self.store, available))
+        return tuple(courses)
 
 
 def cells_of(settings: SweepSettings, accelerator: str) -> Sequence[tuple[Cell, TargetChoice]]:
@@ -313,37 +337,10 @@ def cells_of(settings: SweepSettings, accelerator: str) -> Sequence[tuple[Cell, 
     ]
 
 
-def _starts_ray_here(settings: SweepSettings) -> bool:
-    """Whether the workers will share this machine's files."""
-    return settings.cluster.address is None and "RAY_ADDRESS" not in os.environ
-
-
-def _check_output_outlives(settings: SweepSettings) -> None:
-    """Refuse to write into the throw-away copy of the working directory that a Ray job runs in."""
-    if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ and Path(settings.output_dir).is_relative_to(Path.cwd()):
-        raise InputError(
-            f"output_dir={settings.output_dir}: lies in this job's working directory, which Ray deletes; "
-            "give an absolute path on storage that outlives the job"
-        )
-
-
-def _find_models(settings: SweepSettings) -> None:
-    """Refuse a model that is not there before anything is started."""
-    if settings.engine.name != "decoding":
-        return
-    for choice in settings.targets:
-        target = choice.target
-        where = f"targets.{target.name}"
-        locate(target.source, target.revision, key=f"{where}.source", allow_pickle=target.allow_pickle)
-        for item in choice.drafts:
-            draft = item.draft
-            if isinstance(draft, DraftModel):
-                key = f"{where}.drafts.{draft.name}.source"
-                locate(draft.source, draft.revision, key=key, allow_pickle=target.allow_pickle)
-
-
 def _set_aside(folder: Path) -> None:
     """``fresh=true`` starts anew; what was measured before is kept under another name."""
+    if is_held(folder):
+        raise InputError(f"{folder}: another process is writing this sweep; wait for it or stop it before fresh=true")
     if folder.exists():
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         try:

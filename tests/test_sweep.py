@@ -11,6 +11,7 @@ import optuna
 import pyarrow.parquet as pq
 import pytest
 
+import pipeline.course
 import pipeline.sweep
 from pipeline.interrupt import Interrupt
 from pipeline.records.cell import Sampling, Workload
@@ -20,6 +21,7 @@ from pipeline.records.settings import (
     ClusterSettings,
     DraftChoice,
     EngineSettings,
+    PolicySettings,
     Protocol,
     SearchSettings,
     SweepSettings,
@@ -238,6 +240,148 @@ def test_with_reuse_adding_a_draft_measures_only_that_draft(tmp_path):
     assert statuses(outcome) == ["on"]
     assert outcome.measured == 1
     assert "search bad γ2" in recorder.measured_labels
+
+
+def test_an_edited_prompt_file_is_another_sweep(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n\n".join(f"Tell me about number {n}." for n in range(30)))
+    wanted = settings(tmp_path, workloads=(Workload(name="mine", format="text", path=str(path), output_tokens=16),))
+    first = run(replace(wanted, concurrency=(1,)))
+    path.write_text("\n\n".join(f"Describe the colour {n} to me." for n in range(30)))
+    again = run(replace(wanted, concurrency=(1,)))
+    assert again.sweep != first.sweep
+    assert again.measured == first.measured
+
+
+def test_another_margin_judges_what_was_measured_anew(tmp_path):
+    first = run(settings(tmp_path, concurrency=(1,)))
+    stricter = run(settings(tmp_path, concurrency=(1,), policy=PolicySettings(margin=5.0)))
+    assert (statuses(first), statuses(stricter)) == (["on"], ["off"])
+    assert stricter.measured == 0
+
+
+def drop(outcome: SweepOutcome, *kinds: str, most: int = 1000) -> int:
+    """Remove stored records of those kinds, as a kill between two writes would have left them; how many."""
+    paths = sorted((folder(outcome) / "measurements").glob("*.json"))
+    gone = [path for path in paths if json.loads(path.read_text())["kind"] in kinds][:most]
+    for path in gone:
+        path.unlink()
+    return len(gone)
+
+
+def test_a_kill_between_the_last_look_and_the_confirmation_leaves_no_decision_without_its_evidence(tmp_path):
+    first = run(settings(tmp_path, concurrency=(1,)))
+    assert drop(first, "confirmation") == 1
+    again = run(settings(tmp_path, concurrency=(1,)))
+    assert again.measured == 0
+    (decision,) = again.decisions
+    confirmed = json.loads((folder(again) / "measurements" / f"{decision.measurement}.json").read_text())
+    assert confirmed["metrics"]["speedup"] == decision.speedup
+
+
+def test_a_lost_baseline_costs_its_confirmation_and_never_the_sweep(tmp_path):
+    first = run(settings(tmp_path, concurrency=(1,)))
+    records = [json.loads(path.read_text()) for path in (folder(first) / "measurements").glob("*.json")]
+    look = next(record for record in records if record["kind"] == "confirmation_look")
+    (folder(first) / "measurements" / f"{look['baseline_ids'][0]}.json").unlink()
+    again = run(settings(tmp_path, concurrency=(1,)))
+    assert statuses(again) == ["on"]
+    assert again.measured >= 1
+    baselines = [json.loads(path.read_text()) for path in (folder(first) / "measurements").glob("*.json")]
+    named = {name for record in baselines for name in record.get("baseline_ids", ()) if record["kind"] == "search"}
+    assert named <= {record["id"] for record in baselines}
+
+
+def test_a_confirmation_never_pools_looks_made_under_other_conditions(tmp_path):
+    wanted, interrupt, recorder = settings(tmp_path, concurrency=(1,)), Interrupt(), Recorder()
+    wanted = replace(wanted, policy=PolicySettings(margin=2.2))  # undecided at first, so that all looks are taken
+
+    def stop():
+        if recorder.measured_labels[-1].startswith("confirmation_look"):
+            interrupt.signal = 15
+
+    recorder.on_measured = stop
+    stopped = run(wanted, recorder, interrupt)
+    for path in (folder(stopped) / "measurements").glob("*.json"):
+        record = json.loads(path.read_text())
+        if record["kind"] == "confirmation_look":
+            record["provenance"]["torch"] = "1.0"
+            path.write_text(json.dumps(record))
+    run(wanted)
+    records = [json.loads(path.read_text()) for path in (folder(stopped) / "measurements").glob("*.json")]
+    (pooled,) = [record for record in records if record["kind"] == "confirmation"]
+    parts = [record for record in records if record["id"] in pooled["parts"]]
+    assert {record["provenance"]["torch"] for record in parts} == {""}
+
+
+def test_reused_baselines_and_new_ones_never_overwrite_each_other_across_a_resume(tmp_path):
+    wanted = settings(tmp_path, concurrency=(1,))
+    target = wanted.targets[0]
+    run(replace(wanted, targets=(replace(target, drafts=target.drafts[1:]),)))
+    for after in (3, 4, 5):
+        interrupt, recorder = Interrupt(), Recorder()
+
+        def stop(recorder=recorder, interrupt=interrupt, after=after):
+            if len(recorder.measured_labels) >= after:
+                interrupt.signal = 15
+
+        recorder.on_measured = stop
+        run(replace(wanted, reuse=True), recorder, interrupt)
+    outcome = run(replace(wanted, reuse=True))
+    records = [json.loads(path.read_text()) for path in (folder(outcome) / "measurements").glob("*.json")]
+    looks = [record for record in records if record["kind"] == "confirmation_look"]
+    assert len({name for look in looks for name in look["baseline_ids"]}) == len(looks)
+    assert statuses(outcome) == ["on"]
+
+
+def test_with_reuse_a_target_out_of_memory_fails_its_cell_and_condemns_no_candidate(tmp_path):
+    outcome = run(settings(tmp_path, "fail.target=out_of_memory", concurrency=(1,), reuse=True))
+    assert statuses(outcome) == ["failed"]
+    assert not list((folder(outcome) / "failures").glob("*.json"))
+
+
+def test_fresh_does_not_pull_the_folder_from_under_a_running_driver(tmp_path):
+    wanted, recorder, errors = settings(tmp_path, concurrency=(1,)), Recorder(), []
+
+    def second_driver():
+        if not errors:
+            with pytest.raises(InputError, match="another process"):
+                run(replace(wanted, fresh=True))
+            errors.append("refused")
+
+    recorder.on_measured = second_driver
+    assert statuses(run(wanted, recorder)) == ["on"]
+    assert errors
+
+
+def test_an_error_of_our_own_in_one_cell_ends_that_cell_alone(tmp_path, monkeypatch):
+    plain = pipeline.course.pool
+
+    def broken(looks, baselines, level):
+        if looks[0].cell.concurrency == 1:
+            raise RuntimeError("a bug of ours")
+        return plain(looks, baselines, level)
+
+    monkeypatch.setattr(pipeline.course, "pool", broken)
+    outcome = run(settings(tmp_path))
+    assert statuses(outcome) == ["failed", "on"]
+    assert "a bug of ours" in outcome.decisions[0].reason
+
+
+def test_an_error_on_the_way_leaves_no_mlflow_run_open_and_what_was_measured_in_the_views(tmp_path, monkeypatch):
+    from mlflow import MlflowClient
+
+    def full(self, result):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pipeline.sweep._Run, "_save", full)
+    with pytest.raises(OSError, match="No space"):
+        run(settings(tmp_path, concurrency=(1,), tracking=TrackingSettings()))
+    client = MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db")
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    assert {run.info.status for run in client.search_runs(experiments)} <= {"FAILED", "FINISHED", "KILLED"}
+    (policy,) = (tmp_path / "runs").glob("*/policy.json")
+    assert json.loads(policy.read_text())["decisions"] == []
 
 
 def test_tpe_is_a_strategy_too(tmp_path):

@@ -58,15 +58,18 @@ class Worker:
             failures=(*failures, *result.failures),
         )
 
-    def identify(self, task: RoundTask) -> Identification | Failure:
-        """The content ids that measuring ``task`` would give; a draft that cannot be loaded has an empty one."""
+    def identify(self, task: RoundTask) -> Identification | RoundResult:
+        """The content ids that measuring ``task`` would give; a draft that cannot be loaded has an empty one.
+
+        A round without measurements where the target or the prompts fail.
+        """
         try:
             engine, prepared = self._open(task)
             return Identification(
                 content_ids=tuple(self._content_id(engine, task, prepared, c) for c in task.candidates)
             )
         except Exception as error:
-            return failure(task, None, error)
+            return RoundResult(baseline=None, measurements=(), failures=(failure(task, None, error),))
         finally:
             self._note = "idle"
 

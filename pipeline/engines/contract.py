@@ -71,7 +71,7 @@ OFF = Schedule()
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
-    """What is loaded and on what it runs. Bytes of a draft: weights beyond the target's, and its own KV per run."""
+    """What is loaded and on what it runs; ``device_id`` is the accelerator itself, not its kind."""
 
     engine: str
     device: str
@@ -84,6 +84,7 @@ class EngineFacts:
     target_revision: str
     vocabulary: int
     max_context: int
+    device_id: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

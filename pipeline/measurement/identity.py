@@ -51,7 +51,7 @@ def content_id(
             content_hash,
             first_prompt,
             prompt_count,
-            asdict(facts),
+            asdict(replace(facts, device_id="")),
             draft_revision,
         ]
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pipeline.engines.contract import OFF, Engine, Request
-from pipeline.measurement.identity import request_id, seed
+from pipeline.measurement.identity import digest, request_id, seed
 from pipeline.measurement.protocol import allot
 from pipeline.records.cell import Cell
 from pipeline.records.failure import InputError
@@ -27,7 +27,10 @@ class RenderedPrompt:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A workload's prompts in arranged order, as many as the protocol can use, and the hash of all its content."""
+    """A workload's prompts in arranged order, as many as the protocol can use, and the hash of their tokens.
+
+    Tokens, since they hold all that made them: file, chat template, tokenizer, the answers of earlier turns.
+    """
 
     prompts: tuple[RenderedPrompt, ...]
     content_hash: str
@@ -45,7 +48,7 @@ def prepare(
     used = allot(len(loaded.prompts), cell.concurrency, protocol, cell.workload.name).end
     prompts = _answer(engine, cell, arrange(loaded.prompts, protocol.shuffle_seed)[:used], progress, max_gamma)
     rendered = tuple(_render(engine, cell, prompt, max_gamma) for prompt in prompts)
-    return Prepared(prompts=rendered, content_hash=loaded.content_hash)
+    return Prepared(prompts=rendered, content_hash=digest([[prompt.id, *prompt.tokens] for prompt in rendered]))
 
 
 def _answer(

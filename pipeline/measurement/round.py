@@ -24,6 +24,9 @@ from pipeline.records.target import Candidate, Draft
 from pipeline.records.task import RoundResult, RoundTask
 from pipeline.records.trace import Block, Trace
 
+WARMUP_PROMPT_TOKENS = 64
+"""Prefill is not what a warm-up is for, and on a CPU it costs more than the tokens after it."""
+
 
 @dataclass
 class _Arm:
@@ -111,9 +114,13 @@ class _Round:
                 self._arms.remove(arm)
 
     def _warm_up(self, arm: _Arm, block: Sequence[Request]) -> None:
-        """Run the counted requests of a block for a few tokens, enough for one verification of full width."""
+        """Run the heads of a block's prompts for a few tokens, enough for one verification of full width."""
         tokens = max(self._task.protocol.warmup_tokens, arm.schedule.max_gamma + 2)
-        requests = [replace(r, max_new_tokens=min(tokens, r.max_new_tokens)) for r in block if r.counted]
+        requests = [
+            replace(r, tokens=r.tokens[:WARMUP_PROMPT_TOKENS], max_new_tokens=min(tokens, r.max_new_tokens))
+            for r in block
+            if r.counted
+        ]
         self._engine.run(requests, self._task.cell.sampling, arm.draft, arm.schedule)
 
     def _measure_block(self, index: int, requests: Sequence[Request]) -> None:
@@ -224,6 +231,7 @@ class _Round:
             driver=facts.driver,
             target_revision=facts.target_revision,
             draft_revision=draft_revision,
+            device_id=facts.device_id,
         )
 
 

@@ -84,7 +84,8 @@ def _cost(measurement: Measurement) -> tuple[bool, int, str, str]:
 
 def _equals(best: Measurement, other: Measurement) -> bool:
     gap, error = log_ratio(best, other)
-    if math.isinf(error):  # too few prompts in common to know: noise excuses nothing
+    # Too few prompts in common, or other conditions: no paired test can be made, and noise excuses nothing.
+    if math.isinf(error) or not best.provenance.same_conditions(other.provenance):
         error = 0.0
     return gap <= max(INDIFFERENCE, error)
 

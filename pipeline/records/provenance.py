@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """Enough to know whether two measurements may be compared."""
+    """Enough to know whether two measurements may be compared. ``device_id`` tells apart a machine's accelerators."""
 
     created: str
     host: str
@@ -22,3 +22,8 @@ class Provenance:
     driver: str
     target_revision: str
     draft_revision: str
+    device_id: str = ""
+
+    def same_conditions(self, other: Provenance) -> bool:
+        """Whether target, device and software are the same: only then may two measurements share a test."""
+        return replace(self, created="", draft_revision="") == replace(other, created="", draft_revision="")

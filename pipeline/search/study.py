@@ -15,6 +15,7 @@ from pipeline.records.settings import DraftChoice, SearchSettings
 from pipeline.records.target import Candidate
 from pipeline.search.space import CandidateSpace
 from pipeline.search.strategies import Grid, Strategy, Tpe
+from pipeline.tracking.lock import waiting_for
 
 
 def open_storage(path: Path) -> optuna.storages.BaseStorage:
@@ -22,7 +23,8 @@ def open_storage(path: Path) -> optuna.storages.BaseStorage:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        return optuna.storages.RDBStorage(f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": 60}})
+        with waiting_for(path.with_suffix(".lock")):  # two drivers at once would both make the schema
+            return optuna.storages.RDBStorage(f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": 60}})
     except Exception as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{path}: not a usable Optuna database ({reason}); move it away or set output_dir") from None

@@ -19,6 +19,7 @@ from pipeline.tracking.atomic import replacing
 from pipeline.tracking.columns import arrow_type, columns
 from pipeline.tracking.store import Store
 
+VIEWS = ("measurements", "iterations", "requests")
 ROWS_PER_GROUP = 65_536
 """Rows gathered before they are written: it bounds the memory, and is the size of a Parquet row group."""
 
@@ -31,9 +32,10 @@ def write_views(store: Store, folder: Path) -> None:
     """
     records: tuple[Measurement | Baseline, ...] = (*store.baselines(), *store.measurements())
     rows = [_measurement_row(measurement) for measurement in store.measurements()]
-    _write(folder / "measurements.parquet", MEASUREMENTS, [pa.RecordBatch.from_pylist(rows, schema=MEASUREMENTS)])
-    _write(folder / "iterations.parquet", ITERATIONS, _traced(ITERATIONS, records))
-    _write(folder / "requests.parquet", REQUESTS, _traced(REQUESTS, records))
+    measurements, iterations, requests = (folder / f"{name}.parquet" for name in VIEWS)
+    _write(measurements, MEASUREMENTS, [pa.RecordBatch.from_pylist(rows, schema=MEASUREMENTS)])
+    _write(iterations, ITERATIONS, _traced(ITERATIONS, records))
+    _write(requests, REQUESTS, _traced(REQUESTS, records))
 
 
 def _draft_columns() -> list[pa.Field]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from pipeline.cluster.fleet import Fleet, Outcome
+from pipeline.cluster.fleet import Fleet, Outcome, connect
 from pipeline.records.cell import Cell, Sampling, Workload
 from pipeline.records.failure import Failure, InputError
 from pipeline.records.settings import ClusterSettings, EngineSettings, Protocol
@@ -41,10 +42,18 @@ def task(source: str = "simulated:") -> RoundTask:
     )
 
 
+def ready(fleet: Fleet, within_s: float = 60.0) -> None:
+    end = time.monotonic() + within_s
+    while not fleet.idle():
+        assert time.monotonic() < end
+        fleet.wait(0.2)
+
+
 @pytest.fixture
 def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
     options = getattr(request, "param", {})
     fleet = Fleet(ClusterSettings(cpus_per_worker=1, **options), EngineSettings(name="simulated"))
+    ready(fleet)
     yield fleet
     fleet.close()
 
@@ -101,6 +110,8 @@ def test_a_worker_that_dies_is_reported_and_replaced(fleet):
     result = outcome(fleet).result
     assert isinstance(result, Failure)
     assert result.kind == "worker_died"
+    assert len(result.message) < 400
+    ready(fleet)
     fleet.submit("w0", task())
     assert isinstance(outcome(fleet).result, RoundResult)
 
@@ -111,6 +122,7 @@ def test_a_call_past_its_deadline_is_killed_and_its_worker_replaced(fleet):
     result = outcome(fleet, within_s=30).result
     assert isinstance(result, Failure)
     assert result.kind == "timeout"
+    ready(fleet)
     fleet.submit("w0", task())
     assert isinstance(outcome(fleet).result, RoundResult)
 
@@ -138,8 +150,38 @@ def test_a_request_that_can_never_be_placed_is_an_error_within_seconds():
 
 
 def test_a_busy_cluster_is_an_error_that_says_so(fleet):
-    with pytest.raises(InputError, match="not placed in 2 s"):
-        Fleet(ClusterSettings(cpus_per_worker=4, placement_timeout_s=2.0), EngineSettings(name="simulated"))
+    crowded = Fleet(ClusterSettings(cpus_per_worker=4, placement_timeout_s=2.0), EngineSettings(name="simulated"))
+    assert crowded.idle() == ()
+    with pytest.raises(InputError, match=r"no worker of 4 CPU was placed in 2 s"):
+        ready(crowded)
+
+
+def test_a_lost_worker_whose_place_is_gone_is_done_without(fleet, monkeypatch):
+    """A node that leaves the cluster: its worker dies, and its successor is never placed."""
+    pair = Fleet(
+        ClusterSettings(workers=2, cpus_per_worker=1, placement_timeout_s=3.0), EngineSettings(name="simulated")
+    )
+    try:
+        ready(pair)
+        while len(pair.idle()) < 2:
+            pair.wait(0.2)
+        monkeypatch.setattr(pair, "_request", replace(pair._request, cpus=1000))
+        pair.submit("w0", task("simulated:?fail.ngram=crash"))
+        assert isinstance(outcome(pair).result, Failure)
+        end = time.monotonic() + 30
+        while "w0" in pair._seats and time.monotonic() < end:
+            pair.wait(0.2)
+        assert pair.idle() == ("w1",)
+    finally:
+        pair.close()
+
+
+def test_an_address_where_nothing_answers_is_an_error_within_seconds(monkeypatch):
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    began = time.monotonic()
+    with pytest.raises(InputError, match=r"127\.0\.0\.1:1"):
+        connect(ClusterSettings(address="127.0.0.1:1"))
+    assert time.monotonic() - began < 10
 
 
 def test_cuda_on_workers_without_a_gpu_is_refused():

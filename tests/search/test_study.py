@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from pathlib import Path
 
 import optuna
@@ -117,6 +118,16 @@ def test_a_file_that_is_no_database_is_one_clear_line(tmp_path):
     with pytest.raises(InputError, match=r"optuna\.db") as error:
         open_storage(path)
     assert "\n" not in str(error.value)
+
+
+def test_two_drivers_that_start_at_once_make_one_database(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    drivers = [context.Process(target=open_storage, args=(tmp_path / "optuna.db",)) for _ in range(3)]
+    for driver in drivers:
+        driver.start()
+    for driver in drivers:
+        driver.join(60)
+    assert [driver.exitcode for driver in drivers] == [0, 0, 0]
 
 
 def test_tpe_finds_the_best_of_many_candidates_without_trying_all():

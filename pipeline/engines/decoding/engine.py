@@ -30,6 +30,9 @@ from pipeline.records.settings import EngineSettings
 from pipeline.records.target import Draft, DraftModel, DType, EarlyExit, Ngram, Target
 from pipeline.records.trace import Trace
 
+VERSION = 1
+"""Raised by every change that may move a measured time: no earlier measurement is then taken for one of this code."""
+
 
 @dataclass(frozen=True)
 class _Loaded:
@@ -121,7 +124,7 @@ class DecodingEngine:
         loaded = self._opened()
         cuda = self._device.type == "cuda"
         return EngineFacts(
-            engine="decoding",
+            engine=f"decoding {VERSION}",
             device=self._device.type,
             accelerator=torch.cuda.get_device_name(self._device) if cuda else _processor(),
             threads=torch.get_num_threads(),
@@ -132,6 +135,7 @@ class DecodingEngine:
             target_revision=loaded.source.revision,
             vocabulary=loaded.model.vocabulary,
             max_context=self._max_context(),
+            device_id=str(torch.cuda.get_device_properties(self._device).uuid) if cuda else "",
         )
 
     def draft_facts(self, draft: Draft) -> DraftFacts:

@@ -1,0 +1,72 @@
+"""What can be known before anything is started: prompts, models, and where the output would lie."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.engines.decoding.sources import locate
+from pipeline.records.failure import InputError
+from pipeline.records.settings import SweepSettings
+from pipeline.records.target import DraftModel
+from pipeline.workloads.load import load_prompts
+from pipeline.workloads.render import read_template
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preflight:
+    """``prompts``: how many each workload has; ``content``: a hash by key of what the named files hold."""
+
+    prompts: Mapping[str, int]
+    content: Mapping[str, str]
+
+
+def check(settings: SweepSettings) -> Preflight:
+    """Raises InputError for what cannot work, before Ray, a database or a model is touched."""
+    _check_output_outlives(settings)
+    content: dict[str, str] = {}
+    prompts: dict[str, int] = {}
+    for workload in settings.workloads:
+        loaded = load_prompts(workload)
+        prompts[workload.name] = len(loaded.prompts)
+        content[f"workloads.{workload.name}"] = loaded.content_hash
+    for choice in settings.targets:
+        template = read_template(choice.target)
+        if template is not None:
+            content[f"targets.{choice.target.name}.chat_template"] = hashlib.sha256(template.encode()).hexdigest()
+    if starts_ray_here(settings) and settings.engine.name == "decoding":
+        content |= _find_models(settings)
+    return Preflight(prompts=prompts, content=content)
+
+
+def starts_ray_here(settings: SweepSettings) -> bool:
+    """Whether the workers will share this machine's files."""
+    return settings.cluster.address is None and "RAY_ADDRESS" not in os.environ
+
+
+def _find_models(settings: SweepSettings) -> dict[str, str]:
+    """The revision of every model; a draft shares its target's leave to be a pickle."""
+    revisions: dict[str, str] = {}
+    for choice in settings.targets:
+        target = choice.target
+        key = f"targets.{target.name}.source"
+        revisions[key] = locate(target.source, target.revision, key=key, allow_pickle=target.allow_pickle).revision
+        for item in choice.drafts:
+            draft = item.draft
+            if isinstance(draft, DraftModel):
+                key = f"targets.{target.name}.drafts.{draft.name}.source"
+                found = locate(draft.source, draft.revision, key=key, allow_pickle=target.allow_pickle)
+                revisions[key] = found.revision
+    return revisions
+
+
+def _check_output_outlives(settings: SweepSettings) -> None:
+    """Refuse to write into the throw-away copy of the working directory that a Ray job runs in."""
+    if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ and Path(settings.output_dir).is_relative_to(Path.cwd()):
+        raise InputError(
+            f"output_dir={settings.output_dir}: lies in this job's working directory, which Ray deletes; "
+            "give an absolute path on storage that outlives the job"
+        )

@@ -90,9 +90,15 @@ def print_outcome(outcome: Outcome, console: Console | None = None) -> None:
     if outcome.interrupted:
         console.print(Text("interrupted: what was measured is kept, and the same command goes on", style="yellow"))
     for name, text in (
-        ("sweep", f"{outcome.sweep} · {outcome.measured} measured now, {outcome.kept} kept from before"),
+        ("sweep", f"{outcome.sweep} · {_measured(outcome)}"),
         ("policy", str(outcome.policy)),
         ("MLflow", outcome.ui_command),
     ):
         if text:
             console.print(Text(f"{name:<7} {text}"), soft_wrap=True)
+
+
+def _measured(outcome: Outcome) -> str:
+    if outcome.measured == 0 and outcome.kept and not outcome.interrupted:
+        return f"nothing to measure: all {outcome.kept} measurements were there already"
+    return f"{outcome.measured} measured now, {outcome.kept} kept from before"

@@ -14,7 +14,7 @@ from tiny_models import GREEDY, WARM, mixed_requests, outputs, save, tiny_llama
 from transformers import PreTrainedModel
 
 from pipeline.engines.contract import OFF, Engine, Limits, Request, Schedule
-from pipeline.engines.decoding.engine import DecodingEngine
+from pipeline.engines.decoding.engine import VERSION, DecodingEngine
 from pipeline.records.failure import InputError
 from pipeline.records.settings import EngineSettings
 from pipeline.records.target import DraftModel, EarlyExit, Ngram, Target
@@ -25,7 +25,7 @@ REQUEST = Request(request_id="r7", prompt_id="p", tokens=(7, 30, 12, 44, 8, 21),
 
 def test_it_is_an_engine(open_engine: OpenEngine) -> None:
     engine: Engine = open_engine()
-    assert engine.facts.engine == "decoding"
+    assert engine.facts.engine == f"decoding {VERSION}"
     assert engine.facts.dtype == "float32"
     assert engine.facts.vocabulary == 61
     assert engine.facts.max_context == 256

@@ -20,7 +20,7 @@ from pipeline.records.decision import Decision
 from pipeline.records.failure import Failure, InputError
 from pipeline.records.measurement import Measurement
 from pipeline.records.settings import SweepSettings, TargetChoice
-from pipeline.records.target import DraftModel
+from pipeline.records.target import Sourced
 from pipeline.records.task import Identification, RoundResult, RoundTask
 from pipeline.report.console import Progress
 from pipeline.search.study import CellStudy, open_storage
@@ -337,7 +337,7 @@ def _find_models(settings: SweepSettings) -> None:
         locate(target.source, target.revision, key=f"{where}.source", allow_pickle=target.allow_pickle)
         for item in choice.drafts:
             draft = item.draft
-            if isinstance(draft, DraftModel):
+            if isinstance(draft, Sourced):
                 key = f"{where}.drafts.{draft.name}.source"
                 locate(draft.source, draft.revision, key=key, allow_pickle=target.allow_pickle)
 

@@ -161,6 +161,19 @@ def write(folder: Path, entries: Mapping[str, object], tensors: Mapping[str, Ten
     return folder
 
 
+def fit_output_layer(
+    folder: Path, target: PreTrainedModel, states: Sequence[int], texts: Sequence[Sequence[int]]
+) -> None:
+    """Make a head in ``folder`` right now and then: its output layer by least squares on ``texts`` of its target."""
+    equations = Eagle3Equations(folder, target, states)
+    with torch.no_grad():
+        read = torch.cat([equations.read(text) for text in texts])
+        wanted = torch.cat([torch.tensor(list(text[2:])) for text in texts])
+        fitted = torch.linalg.lstsq(read, functional.one_hot(wanted, VOCABULARY).float()).solution.T
+    path = folder / "model.safetensors"
+    save_file(load_file(path) | {"lm_head.weight": fitted.contiguous()}, path)
+
+
 class Eagle3Equations:
     """One text at a time, without a cache: every proposal from all entries anew.
 
@@ -193,6 +206,10 @@ class Eagle3Equations:
             if self.flags.get("norm_before_fc"):
                 joined = self._norm(joined, "input_norm")
             return joined @ self.t["fc.weight"].T
+
+    def read(self, text: Sequence[int]) -> Tensor:
+        """What the output layer reads of each entry of ``text`` whose prediction ``text`` shows, [tokens − 2, H]."""
+        return self._norm(self._layer(torch.tensor(list(text[1:])), self.true_states(text)[:-1]), "norm")[:-1]
 
     def proposals(self, tokens: Sequence[int], count: int) -> tuple[list[int], list[Tensor]]:
         """``count`` greedy proposals after ``tokens``, and the head's logits before each."""

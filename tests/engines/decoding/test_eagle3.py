@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_heads import FLAT, SPECULATORS, Eagle3Equations, eagle3_entries, eagle3_tensors, write_eagle3
-from tiny_models import GREEDY, VOCABULARY, WARM, accepted, mixed_requests, outputs, save, tiny_llama
+from tiny_models import (
+    GREEDY,
+    VOCABULARY,
+    WARM,
+    accepted,
+    assert_counts_hold,
+    mixed_requests,
+    outputs,
+    save,
+    tiny_llama,
+)
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -348,6 +358,15 @@ def test_after_many_plain_steps_a_row_alone_catches_up(
     accept_freely(monkeypatch)
     engine.run(requests, GREEDY, draft, schedule)
     assert agreement(recorder, Eagle3Equations(tmp_path, target_model, (2, 2, 1))) == 1.0
+
+
+def test_a_head_decodes_in_low_precision_too(target: Target, eagle3: Eagle3) -> None:
+    low = dataclasses.replace(target, dtype="bfloat16")
+    engine = opened(low, eagle3)
+    for sampling in (GREEDY, WARM):
+        trace = engine.run(REQUESTS, sampling, eagle3, Schedule.constant(3))
+        assert_counts_hold(trace, REQUESTS)
+        assert accepted(trace) > 0
 
 
 def test_a_head_says_what_it_costs_and_is_shared_by_drafts_that_sample_differently(

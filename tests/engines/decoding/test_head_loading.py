@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 from tiny_heads import FLAT, SPECULATORS, eagle3_entries, eagle3_tensors, write, write_eagle3, write_medusa
 from tiny_models import VOCABULARY
 from torch import Tensor
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from pipeline.engines.decoding.heads.eagle3 import Eagle3Head
+from pipeline.engines.decoding.heads.eagle3 import Eagle3Head, llama_config
 from pipeline.engines.decoding.heads.eagle3_config import Eagle3Config, eagle3_config
 from pipeline.engines.decoding.heads.loading import load_head
 from pipeline.engines.decoding.heads.medusa import MedusaHeads
@@ -188,6 +189,28 @@ class TestEagle3Configuration:
     ) -> None:
         assert parsed(layout, entries).rope == rope
 
+    def test_a_scaled_rope_turns_as_transformers_turns_it(self) -> None:
+        scaled = {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 512,
+        }
+        plain = parsed(FLAT, {"head_dim": 64, "rope_theta": 5e5})
+        config = parsed(FLAT, {"head_dim": 64, "rope_theta": 5e5, "rope_scaling": scaled})
+        turns = [LlamaRotaryEmbedding(llama_config(each)).inv_freq for each in (plain, config)]
+        assert torch.equal(turns[0][:4], turns[1][:4]), "fast ones are left"
+        torch.testing.assert_close(turns[0][-8:] / 8, turns[1][-8:])
+        yarn = {"type": "yarn", "factor": 4.0}
+        short, long = (
+            LlamaRotaryEmbedding(
+                llama_config(parsed(FLAT, {"rope_scaling": yarn, "max_position_embeddings": length}))
+            ).inv_freq
+            for length in (64, 4096)
+        )
+        assert not torch.equal(short, long)
+
     def test_nested_layer_ids_count_outputs_where_they_begin_with_1(self) -> None:
         def states(*ids: int) -> tuple[int, ...] | None:
             return parsed(FLAT, eagle_config={"eagle_aux_hidden_state_layer_ids": list(ids)}).states
@@ -232,7 +255,12 @@ class TestEagle3Configuration:
             ({"layer_types": ["conv"]}, "layer_types is conv; allowed: full_attention, sliding_attention"),
             ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling is dynamic; allowed: default, linear"),
             ({"rope_scaling": {"rope_type": "longrope"}}, "rope_scaling is longrope; allowed: default, linear"),
-            ({"rope_scaling": {"rope_type": "llama3", "mrope_section": [1]}}, "rope_scaling mrope_section is [1]"),
+            (
+                {"rope_scaling": {"type": "linear", "factor": 2, "mrope_section": [1]}},
+                "rope_scaling mrope_section is [1]",
+            ),
+            ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "_freq_factor is missing; allowed: a number"),
+            ({"rope_scaling": {"type": "linear", "factor": "x"}}, "rope_scaling factor is x; allowed: a number"),
             ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; allowed: 1"),
             ({"num_key_value_heads": 3}, "4 attention heads cannot share 3 key and value heads"),
             ({"vocab_size": 128256}, f"vocab_size is 128256, its target's {VOCABULARY}"),

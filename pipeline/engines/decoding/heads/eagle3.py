@@ -175,4 +175,5 @@ def llama_config(config: Eagle3Config) -> LlamaConfig:
         mlp_bias=config.mlp_bias,
         hidden_act="silu",
         rope_parameters=dict(config.rope),
+        max_position_embeddings=config.trained_length,
     )

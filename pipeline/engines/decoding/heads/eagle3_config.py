@@ -18,20 +18,22 @@ DEFAULT_ROPE_BASE = 10000.0
 
 _NO_WINDOW = 2**31
 
-_YARN = "factor original_max_position_embeddings attention_factor beta_fast beta_slow mscale mscale_all_dim truncate"
-_ROPE_SETTINGS: Mapping[str, frozenset[str]] = {
-    "default": frozenset(),
-    "linear": frozenset({"factor"}),
-    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
-    "yarn": frozenset(_YARN.split()),
+_LLAMA3 = "factor low_freq_factor high_freq_factor"
+_YARN_MAY = "attention_factor beta_fast beta_slow mscale mscale_all_dim truncate"
+_ROPES: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
+    "default": (frozenset(), frozenset()),
+    "linear": (frozenset({"factor"}), frozenset()),
+    "llama3": (frozenset(_LLAMA3.split()), frozenset({"original_max_position_embeddings"})),
+    "yarn": (frozenset({"factor"}), frozenset({"original_max_position_embeddings", *_YARN_MAY.split()})),
 }
-"""Kinds of rotary scaling that do not depend on how long a text is, with their parameters."""
+"""Kinds of rotary scaling that do not depend on how long a text is: parameters they must and may have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Config:
     """``states``: indices of the target's hidden states to fuse (as ``hidden.HiddenTap``), None for the default.
 
+    ``rope`` as transformers describes it; some of its kinds depend on ``trained_length``, in tokens.
     ``window``: how far the layer looks back, None for the whole past. ``qk_norm``: queries and keys are normed, as in
     a qwen3 layer. Of the norms, ``norm_before_residual`` takes the residual from the normed state, ``norm_before_fc``
     norms the states together before they are fused and ``fc_norm`` each of them, ``norm_output`` carries the state on
@@ -48,6 +50,7 @@ class Eagle3Config:
     draft_vocabulary: int
     norm_eps: float
     rope: Mapping[str, object]
+    trained_length: int
     attention_bias: bool
     mlp_bias: bool
     qk_norm: bool
@@ -107,6 +110,7 @@ def _flat(settings: Settings) -> Eagle3Config:
         # Here two conventions are in use, and SGLang tells them apart by the first: 1 counts layers from 0 whose
         # outputs are meant, anything else counts hidden states, as everywhere else.
         states = tuple(layer + 1 for layer in layers) if layers[0] == 1 else layers
+    settings.ignore("num_aux_hidden_states", "target_num_hidden_layers")  # the shape of fc, and the states, say so too
     norm_before_fc = nested.flag("norm_before_fc") or settings.flag("norm_before_fc")
     nested.refuse_the_rest()
     return _config(settings, settings, states, settings.flag("norm_before_residual"), norm_before_fc)
@@ -148,6 +152,7 @@ def _config(
         draft_vocabulary=settings.integer("draft_vocab_size", vocabulary),
         norm_eps=layer.number("rms_norm_eps", 1e-6),
         rope=_rope(layer),
+        trained_length=layer.integer("max_position_embeddings", 2048),
         attention_bias=layer.flag("attention_bias"),
         mlp_bias=layer.flag("mlp_bias"),
         qk_norm=kind == "qwen3",
@@ -183,13 +188,15 @@ def _rope(layer: Settings) -> dict[str, object]:
         layer.refuse("rope_scaling", old, "the same as rope_parameters")
     layer.only("partial_rotary_factor", 1, 1.0)
     base = layer.number("rope_theta", DEFAULT_ROPE_BASE)
-    rope = new or old
+    rope = {name: value for name, value in (new or old).items() if value is not None}
     kind = str(rope.pop("rope_type", rope.pop("type", "default")))
     rope.pop("type", None)
-    base = float(str(rope.pop("rope_theta", base)))
-    if rope.pop("partial_rotary_factor", 1.0) != 1.0 or kind not in _ROPE_SETTINGS:
-        layer.refuse("rope_scaling", kind, f"{', '.join(_ROPE_SETTINGS)} over whole heads")
-    for name in rope:
-        if name not in _ROPE_SETTINGS[kind]:
-            layer.refuse(f"rope_scaling {name}", rope[name], f"{', '.join(sorted(_ROPE_SETTINGS[kind])) or 'nothing'}")
+    if rope.pop("partial_rotary_factor", 1.0) != 1.0 or kind not in _ROPES:
+        layer.refuse("rope_scaling", kind, f"{', '.join(_ROPES)} over whole heads")
+    needed, optional = _ROPES[kind]
+    for name, value in {**dict.fromkeys(needed), **rope}.items():
+        if name not in (*needed, *optional, "rope_theta"):
+            layer.refuse(f"rope_scaling {name}", value, ", ".join(sorted(needed | optional)) or "no parameters")
+        if not isinstance(value, int | float):
+            layer.refuse(f"rope_scaling {name}", value, "a number")
     return {"rope_type": kind, "rope_theta": base, **rope}

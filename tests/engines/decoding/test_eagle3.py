@@ -17,8 +17,6 @@ from tiny_models import (
     assert_counts_hold,
     mixed_requests,
     outputs,
-    save,
-    tiny_llama,
 )
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -259,76 +257,6 @@ def test_q_is_spread_over_the_targets_vocabulary_and_is_what_was_drawn_from(
         if made:
             _, (logits,) = equations.proposals(text, 1)
             torch.testing.assert_close(q[0, KNOWN], probabilities(logits, WARM), rtol=1e-3, atol=1e-5)
-
-
-# A target whose next token depends on nothing but its last one, f(t), and heads that know f: only the right token and
-# the right state make them right.
-
-
-def successor(token: int) -> int:
-    return (5 * token + 7) % VOCABULARY
-
-
-def _chain_target(folder: Path) -> Target:
-    """Embeddings are unit vectors and every layer adds nothing, so that each state is the embedding of its token."""
-    model = tiny_llama()
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
-        model.model.embed_tokens.weight.copy_(_vectors())
-        model.lm_head.weight[[successor(t) for t in range(VOCABULARY)]] = _vectors()
-    return Target(name="chain", source=save(model, folder), dtype="float32", chat_template="plain")
-
-
-def _vectors() -> Tensor:
-    """[V, H] unit vectors, far from each other."""
-    vectors = torch.randn(VOCABULARY, 32, generator=torch.Generator().manual_seed(0))
-    return torch.nn.functional.normalize(vectors, dim=-1)
-
-
-def _chain_head(folder: Path, reads: str) -> Eagle3:
-    """``token``: predicts the successor of the token it reads, looking at nothing else. ``state``: what follows that of
-    the state's, which is right for one proposal only, for its output is no state of the next token."""
-    entries = eagle3_entries(SPECULATORS, {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32})
-    tensors = eagle3_tensors(entries)
-    for name in tensors:
-        if "norm" in name:
-            tensors[name] = torch.ones_like(tensors[name])
-    zero, one = torch.zeros(32, 32), torch.eye(32)
-    tensors["embed_tokens.weight"] = _vectors()
-    tensors["layers.0.mlp.down_proj.weight"].zero_()
-    steps = (successor,) if reads == "token" else (successor, successor)
-    wanted = torch.arange(VOCABULARY)
-    for step in steps:
-        wanted = torch.tensor([step(int(token)) for token in wanted])
-    tensors["lm_head.weight"][wanted] = _vectors()
-    if reads == "token":
-        entries["norm_before_residual"] = True  # so that the state is added as it is taken away, normed
-        tensors["layers.0.self_attn.v_proj.weight"] = torch.cat((one, -one), dim=1)
-        tensors["layers.0.self_attn.o_proj.weight"] = one
-        entries["transformer_layer_config"] |= {"layer_types": ["sliding_attention"], "sliding_window": 1}  # type: ignore[operator]
-    else:
-        tensors["fc.weight"] = torch.cat((zero, one, zero), dim=1)
-        tensors["layers.0.self_attn.o_proj.weight"].zero_()
-    write_eagle3(folder, entries, tensors, SPECULATORS)
-    return Eagle3(name="head", source=str(folder))
-
-
-@pytest.mark.parametrize(("reads", "gamma"), [("token", 4), ("state", 1)])
-@pytest.mark.parametrize("sampling", [GREEDY, dataclasses.replace(WARM, top_k=1)], ids=["greedy", "sampled"])
-def test_a_head_that_knows_the_target_is_always_accepted(
-    tmp_path: Path, reads: str, gamma: int, sampling: object
-) -> None:
-    target = _chain_target(tmp_path / "target")
-    draft = _chain_head(tmp_path / "head", reads)
-    requests = [dataclasses.replace(request, ignore_eos=True, stop_token_ids=()) for request in mixed_requests(7)]
-    for concurrency, schedule in ((1, Schedule.constant(gamma)), (3, Schedule(((1, gamma), (2, 0), (3, gamma))))):
-        trace = opened(target, draft, concurrency).run(requests, sampling, draft, schedule)  # type: ignore[arg-type]
-        assert sum(it.proposed for it in trace.iterations) > 20
-        assert all(it.accepted == it.proposed for it in trace.iterations)
-        row = max(trace.requests, key=lambda row: len(row.output))
-        assert all(successor(a) == b for a, b in zip(row.output, row.output[1:], strict=False))
 
 
 def test_long_prompts_are_read_in_chunks(

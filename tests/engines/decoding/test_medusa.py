@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tiny_heads import medusa_logits, write_medusa
-from tiny_models import GREEDY, VOCABULARY, WARM, mixed_requests, outputs, save, tiny_llama
+from tiny_models import GREEDY, WARM, mixed_requests, outputs
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -120,44 +119,3 @@ def test_each_head_is_good_for_one_proposal(tmp_path: Path, target: Target) -> N
     engine.run(mixed_requests(1), GREEDY, draft, Schedule.constant(3))
     with pytest.raises(InputError, match=r"^drafts\.m: gamma 4 is more than its 3 heads$"):
         engine.run(mixed_requests(1), GREEDY, draft, Schedule.constant(4))
-
-
-def successor(token: int) -> int:
-    return (5 * token + 7) % VOCABULARY
-
-
-def _vectors() -> Tensor:
-    vectors = torch.randn(VOCABULARY, 32, generator=torch.Generator().manual_seed(0))
-    return torch.nn.functional.normalize(vectors, dim=-1)
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, dataclasses.replace(WARM, top_k=1)], ids=["greedy", "sampled"])
-@pytest.mark.parametrize(("places", "share"), [(2, 1.0), (1, 0.0), (3, 0.0)])
-def test_heads_that_know_the_target_are_accepted_only_two_places_after_what_they_read(
-    tmp_path: Path, sampling: object, places: int, share: float
-) -> None:
-    """A target whose next token depends on its last alone, and head i that knows the token i + ``places`` on."""
-    model = tiny_llama()
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
-        model.model.embed_tokens.weight.copy_(_vectors())
-        model.lm_head.weight[[successor(token) for token in range(VOCABULARY)]] = _vectors()
-    target = Target(name="chain", source=save(model, tmp_path / "target"), dtype="float32", chat_template="plain")
-    write_medusa(tmp_path / "head", heads=4)
-    path = tmp_path / "head" / "medusa_lm_head.safetensors"
-    tensors = {name: torch.zeros_like(tensor) for name, tensor in load_file(path).items()}
-    for head in range(4):
-        wanted = list(range(VOCABULARY))
-        for _ in range(head + places):
-            wanted = [successor(token) for token in wanted]
-        tensors[f"{head}.1.weight"][wanted] = _vectors()
-    save_file(tensors, path)
-    draft = Medusa(name="m", source=str(tmp_path / "head"))
-    requests = [dataclasses.replace(request, ignore_eos=True, stop_token_ids=()) for request in mixed_requests(7)]
-    for concurrency in (1, 3):
-        trace = opened(target, draft, concurrency).run(requests, sampling, draft, SCHEDULE)  # type: ignore[arg-type]
-        proposed = sum(it.proposed for it in trace.iterations)
-        assert proposed > 20
-        assert sum(it.accepted for it in trace.iterations) == share * proposed

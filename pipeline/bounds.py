@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.records.cell import Sampling, Workload
 from pipeline.records.failure import InputError
 from pipeline.records.settings import Budget, ClusterSettings, PolicySettings, Protocol, SearchSettings
-from pipeline.records.target import DraftModel, EarlyExit, Ngram, Target
+from pipeline.records.target import DraftModel, Eagle3, EarlyExit, Medusa, Ngram, Target
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ _BOUNDS: Mapping[type, Mapping[str, Bound]] = {
     Ngram: {"min_n": _at_least(1), "max_n": _at_least(1)},
     DraftModel: {"source": _NOT_EMPTY, "revision": _NOT_EMPTY},
     EarlyExit: {"layers": _at_least(1)},
+    Medusa: {"source": _NOT_EMPTY, "revision": _NOT_EMPTY},
+    Eagle3: {"source": _NOT_EMPTY, "revision": _NOT_EMPTY},
     Workload: {"path": _NOT_EMPTY, "output_tokens": _at_least(2), "max_prompt_tokens": _at_least(1)},
     Sampling: {
         "temperature": _at_least(0),

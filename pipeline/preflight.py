@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline.engines.decoding.sources import locate
 from pipeline.records.failure import InputError
 from pipeline.records.settings import SweepSettings
-from pipeline.records.target import DraftModel
+from pipeline.records.target import Sourced
 from pipeline.workloads.load import load_prompts
 from pipeline.workloads.render import read_template
 
@@ -56,7 +56,7 @@ def _find_models(settings: SweepSettings) -> dict[str, str]:
         revisions[key] = locate(target.source, target.revision, key=key, allow_pickle=target.allow_pickle).revision
         for item in choice.drafts:
             draft = item.draft
-            if isinstance(draft, DraftModel):
+            if isinstance(draft, Sourced):
                 key = f"targets.{target.name}.drafts.{draft.name}.source"
                 found = locate(draft.source, draft.revision, key=key, allow_pickle=target.allow_pickle)
                 revisions[key] = found.revision

@@ -14,7 +14,7 @@ from pipeline.config import load_settings, resolved_yaml, sweep_id
 from pipeline.records.cell import Sampling, Workload
 from pipeline.records.failure import InputError
 from pipeline.records.settings import SweepSettings
-from pipeline.records.target import Draft, DraftModel, EarlyExit, Ngram, Target
+from pipeline.records.target import Draft, DraftModel, Eagle3, EarlyExit, Ngram, Target
 
 NEEDS_PATH = {"spec_bench", "sharegpt", "text"}
 
@@ -68,6 +68,19 @@ class TestComposition:
         (choice,) = load_settings([f"target=[{target}]"]).targets
         assert choice.target.name == target
         assert "ngram" in [each.draft.name for each in choice.drafts]
+
+    @pytest.mark.parametrize(
+        ("target", "source"),
+        [
+            ("qwen3_8b", "RedHatAI/Qwen3-8B-speculator.eagle3"),
+            ("llama31_8b", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"),
+        ],
+    )
+    def test_targets_that_have_a_published_head_try_it(self, target: str, source: str) -> None:
+        (choice,) = load_settings([f"target=[{target}]"]).targets
+        assert Eagle3(name="eagle3", source=source) in [each.draft for each in choice.drafts]
+        message = refusal(f"target=[{target}]", f"targets.{target}.drafts.eagle3.source=''")
+        assert message == f"targets.{target}.drafts.eagle3.source: must be not empty, not ''"
 
     def test_every_workload_composes(self) -> None:
         names = options(CONF / "workload")
@@ -220,7 +233,8 @@ class TestTeamFolder:
         path = folder / "target" / "ours.yaml"
         path.write_text(path.read_text().replace("qwen3_0_6b", "qwen3_0_5b"))
         assert refusal(f"hydra.searchpath=[{folder}]", "target=[ours]") == (
-            "draft: no option 'qwen3_0_5b'; choose from: early_exit, llama32_1b, ngram, qwen3_0_6b, qwen3_1_7b"
+            "draft: no option 'qwen3_0_5b'; choose from: "
+            "early_exit, llama31_8b_eagle3, llama32_1b, medusa, ngram, qwen3_0_6b, qwen3_1_7b, qwen3_8b_eagle3"
         )
 
 
@@ -288,7 +302,10 @@ REFUSED = [
     ("targets.smollm2.chat_template=none.jinja", "chat_template 'none.jinja' cannot be read"),
     ("targets.smollm2.chat_template=false", "targets.smollm2.chat_template: must be a string, not false (YAML reads"),
     ("+targets.smollm2.chat_template_args.x=[1]", "targets.smollm2.chat_template_args.x: must be a number, a string"),
-    ("targets.smollm2.drafts.ngram.method=ngrm", "method: 'ngrm' is unknown; known: ngram, draft_model, early_exit"),
+    (
+        "targets.smollm2.drafts.ngram.method=ngrm",
+        "method: 'ngrm' is unknown; known: ngram, draft_model, early_exit, medusa, eagle3",
+    ),
     ("~targets.smollm2.drafts.ngram.method", "targets.smollm2.drafts.ngram.method: is missing; known: ngram"),
     ("targets.smollm2.drafts.ngram.gammas=[0]", "targets.smollm2.drafts.ngram.gammas: each must be at least 1, not 0"),
     ("targets.smollm2.drafts.ngram.gammas=[]", "targets.smollm2.drafts.ngram.gammas: must hold at least one number"),
@@ -305,8 +322,9 @@ REFUSED = [
     ("~targets.smollm2.drafts", "targets.smollm2.drafts: must name at least one draft"),
     ("~targets.smollm2.drafts.medusa", "'targets.smollm2.drafts.medusa' does not exist"),
     ("+draft@targets.smollm2.drafts.new=early_exit", "targets.smollm2.drafts.new.layers: must be set"),
+    ("+draft@targets.smollm2.drafts.new=medusa", "targets.smollm2.drafts.new.source: must be set"),
     ("+draft@targets.smollm2.drafts.off=ngram", "off cannot be a name: it means no speculation"),
-    ("+draft@targets.smollm2.drafts.new=nothing", "draft: no option 'nothing'; choose from: early_exit, llama32_1b"),
+    ("+draft@targets.smollm2.drafts.new=nothing", "draft: no option 'nothing'; choose from: early_exit, llama31_8b"),
     ("name='a/b'", "name: 'a/b' cannot be a name; use letters, digits, '_', '-' and '.'"),
     ("name='..'", "name: '..' cannot be a name"),
     ("name=''", "name: '' cannot be a name"),

@@ -55,13 +55,45 @@ class EarlyExit:
     draft_sampling: DraftSampling = "probabilistic"
 
 
-Draft = Ngram | DraftModel | EarlyExit
+@dataclass(frozen=True, kw_only=True)
+class Medusa:
+    """Heads on the target's final hidden state, each of which guesses one token further ahead (arXiv 2401.10774)."""
+
+    __pydantic_config__: ClassVar[Mapping[str, str]] = STRICT
+
+    name: str
+    source: str
+    method: Literal["medusa"] = "medusa"
+    revision: str | None = None
+    draft_sampling: DraftSampling = "probabilistic"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3:
+    """A one-layer head that drafts a chain from three of the target's hidden states (EAGLE-3, arXiv 2503.01840)."""
+
+    __pydantic_config__: ClassVar[Mapping[str, str]] = STRICT
+
+    name: str
+    source: str
+    method: Literal["eagle3"] = "eagle3"
+    revision: str | None = None
+    draft_sampling: DraftSampling = "probabilistic"
+
+
+Head = Medusa | Eagle3
+"""A draft that was trained on the hidden states of one target."""
+
+Sourced = DraftModel | Medusa | Eagle3
+"""A draft with files of its own."""
+
+Draft = Ngram | DraftModel | EarlyExit | Medusa | Eagle3
 """A named way to propose tokens: a method and all its parameters."""
 
 
 def has_extra_weights(draft: Draft) -> bool:
     """Whether a server that loads ``draft`` holds weights beyond the target's."""
-    return isinstance(draft, DraftModel)
+    return isinstance(draft, Sourced)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from pipeline.policy.document import fingerprint, read_policy, write_policy
 from pipeline.records.cell import CellKey
 from pipeline.records.decision import Decision
 from pipeline.records.failure import InputError
-from pipeline.records.target import DraftModel, EarlyExit, Ngram
+from pipeline.records.target import Draft, DraftModel, Ngram
 
 CELL = CellKey(target="smollm2", workload="chat", sampling="greedy", concurrency=1, accelerator="cpu")
 ON = Decision(
@@ -90,7 +91,7 @@ def test_a_draft_carries_all_parameters_and_null_where_its_method_has_none(tmp_p
     assert (small["source"], small["revision"], small["draft_sampling"]) == ("org/small", "abc", "probabilistic")
 
 
-@given(st.lists(st.sampled_from([Ngram, DraftModel, EarlyExit]).flatmap(st.builds), max_size=4))
+@given(st.lists(st.sampled_from(get_args(Draft)).flatmap(st.builds), max_size=4))
 def test_every_draft_comes_back_as_it_was_written(tmp_path_factory, drafts) -> None:
     path = tmp_path_factory.mktemp("policy") / "policy.json"
     decisions = tuple(replace(ON, draft=draft) for draft in drafts)

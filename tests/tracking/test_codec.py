@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import string
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from pipeline.records.cell import CellKey
 from pipeline.records.failure import Failure
 from pipeline.records.measurement import Baseline, Measurement
-from pipeline.records.target import Candidate, DraftModel, EarlyExit, Ngram
+from pipeline.records.target import Candidate, Draft
 from pipeline.tracking.codec import UnreadableError, decode, decode_failure, encode
 
 text = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -22,7 +23,7 @@ floats = st.floats(allow_nan=False)
 st.register_type_strategy(str, text)
 st.register_type_strategy(float, floats)
 st.register_type_strategy(int, st.integers(-(2**63), 2**63 - 1))
-drafts = st.one_of(st.builds(Ngram), st.builds(DraftModel), st.builds(EarlyExit))
+drafts = st.one_of(*map(st.builds, get_args(Draft)))
 cells = st.builds(CellKey)
 candidates = st.builds(Candidate, draft=st.none() | drafts)
 versions = st.just(1)

@@ -14,11 +14,15 @@ import transformers
 
 from pipeline.engines.contract import DraftFacts, EngineFacts, Limits, Request, Schedule, Tokenizer
 from pipeline.engines.decoding.forward import CachedModel
+from pipeline.engines.decoding.heads.loading import LoadedHead, load_head
+from pipeline.engines.decoding.heads.medusa import MedusaHeads
 from pipeline.engines.decoding.loading import LoadedModel, check_device, load_draft_model, load_target
 from pipeline.engines.decoding.loop import DecodingLoop
 from pipeline.engines.decoding.proposers.contract import Proposer
 from pipeline.engines.decoding.proposers.draft_model import DraftModelProposer
+from pipeline.engines.decoding.proposers.eagle3 import Eagle3Proposer
 from pipeline.engines.decoding.proposers.early_exit import EarlyExitProposer
+from pipeline.engines.decoding.proposers.medusa import MedusaProposer
 from pipeline.engines.decoding.proposers.ngram import NgramProposer
 from pipeline.engines.decoding.slots import Slots, seed_bits
 from pipeline.engines.decoding.supported import max_context, supports_early_exit
@@ -27,10 +31,10 @@ from pipeline.engines.decoding.uniform import PLAIN, uniforms
 from pipeline.records.cell import Sampling
 from pipeline.records.failure import InputError
 from pipeline.records.settings import EngineSettings
-from pipeline.records.target import Draft, DraftModel, DType, EarlyExit, Ngram, Target
+from pipeline.records.target import Draft, DraftModel, DType, EarlyExit, Head, Ngram, Target
 from pipeline.records.trace import Trace
 
-VERSION = 1
+VERSION = 2
 """Raised by every change that may move a measured time: no earlier measurement is then taken for one of this code."""
 
 
@@ -61,6 +65,7 @@ class DecodingEngine:
         self._loaded: _Loaded | None = None
         self._drafts: dict[Draft, CachedModel | None] = {}
         self._draft_models: dict[tuple[str, str | None, DType], tuple[LoadedModel, CachedModel]] = {}
+        self._heads: dict[tuple[str, str, str | None], LoadedHead] = {}
         self._kv_bytes: dict[Draft, int] = {}
         self._limits = Limits(concurrency=1, max_gamma=0)
 
@@ -81,6 +86,7 @@ class DecodingEngine:
         self._loaded = None
         self._drafts.clear()
         self._draft_models.clear()
+        self._heads.clear()
         self._kv_bytes.clear()
         gc.collect()
         if self._device.type == "cuda":
@@ -99,6 +105,8 @@ class DecodingEngine:
         slots = self._limits.concurrency
         columns = max((len(r.tokens) + r.max_new_tokens for r in arrivals), default=0) + self._limits.max_gamma + 1
         loaded.model.reserve(slots, columns)
+        if draft is not None:
+            self._check_gamma(draft, schedule.max_gamma)
         proposer = None if draft is None else self._proposer(draft, sampling, slots, columns)
         state = Slots(slots, columns, loaded.model.vocabulary, loaded.eos)
         trace = DecodingLoop(loaded.model, state, proposer, sampling, schedule, arrivals).run()
@@ -142,15 +150,15 @@ class DecodingEngine:
         """See ``contract.Engine``. An early exit has its target's revision, an n-gram none."""
         model = self._opened_draft(draft)
         revision = ""
+        weight_bytes = 0 if model is None else model.weight_bytes
         if isinstance(draft, EarlyExit):
             revision = self._opened().source.revision
         elif isinstance(draft, DraftModel):
             revision = self._draft_models[self._key(draft)][0].revision
-        return DraftFacts(
-            revision=revision,
-            weight_bytes=0 if model is None else model.weight_bytes,
-            kv_bytes=self._kv_bytes.get(draft, 0),
-        )
+        elif isinstance(draft, Head):
+            head = self._heads[_head_key(draft)]
+            revision, weight_bytes = head.revision, head.weight_bytes
+        return DraftFacts(revision=revision, weight_bytes=weight_bytes, kv_bytes=self._kv_bytes.get(draft, 0))
 
     def _opened(self) -> _Loaded:
         if self._loaded is None:
@@ -175,6 +183,10 @@ class DecodingEngine:
                 source = load_draft_model(draft, loaded.source, loaded.spec, str(self._device))
                 self._draft_models[key] = (source, CachedModel(source.model, self._device))
             return self._draft_models[key][1]
+        if isinstance(draft, Head):
+            if _head_key(draft) not in self._heads:
+                self._heads[_head_key(draft)] = load_head(draft, loaded.source, loaded.spec, str(self._device))
+            return None
         if isinstance(draft, EarlyExit):
             config, where = loaded.model.config, f"drafts.{draft.name}"
             if not supports_early_exit(config):
@@ -194,8 +206,20 @@ class DecodingEngine:
         drawn = sampling if draft.draft_sampling == "probabilistic" and not sampling.greedy else None
         if isinstance(draft, EarlyExit):
             return EarlyExitProposer(target, draft.layers, drawn)
+        if isinstance(draft, Head):
+            head = self._heads[_head_key(draft)]
+            if isinstance(head, MedusaHeads):
+                return MedusaProposer(head, slots, target.model.dtype, self._device, drawn)
+            return Eagle3Proposer(head, slots, columns, self._limits.max_gamma + 1, drawn)
         assert model is not None
         return DraftModelProposer(model, slots, columns, target.vocabulary, drawn)
+
+    def _check_gamma(self, draft: Draft, gamma: int) -> None:
+        """Medusa heads are each good for one token."""
+        self._opened_draft(draft)
+        head = self._heads.get(_head_key(draft)) if isinstance(draft, Head) else None
+        if isinstance(head, MedusaHeads) and gamma > head.count:
+            raise InputError(f"drafts.{draft.name}: gamma {gamma} is more than its {head.count} heads")
 
     def _max_context(self) -> int:
         own = max_context(self._opened().model.config)
@@ -214,6 +238,11 @@ class DecodingEngine:
                     f"{what}: {len(request.tokens)} prompt and {request.max_new_tokens} output tokens "
                     f"do not fit in {longest} tokens of context"
                 )
+
+
+def _head_key(draft: Head) -> tuple[str, str, str | None]:
+    """Drafts that differ only in name or in how they sample share their weights."""
+    return draft.method, draft.source, draft.revision
 
 
 def _eos_tokens(source: LoadedModel) -> tuple[int, ...]:

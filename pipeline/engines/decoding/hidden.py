@@ -15,18 +15,22 @@ FINAL = -1
 
 
 class HiddenTap:
-    """Keeps, of every forward until ``close``, the outputs of the decoder layers ``layers`` (or ``FINAL``)."""
+    """Keeps hidden states of every forward until ``close``.
 
-    def __init__(self, model: PreTrainedModel, layers: Sequence[int]) -> None:
-        decoder = _decoder_layers(model) if any(layer != FINAL for layer in layers) else nn.ModuleList()
-        self._kept: list[list[Tensor]] = [[] for _ in layers]
+    ``states`` are indices of transformers' ``hidden_states``: 0 is the embedding, i the output of the first i decoder
+    layers; or ``FINAL``. At the number of layers it is the last layer's output *before* the final norm, where
+    transformers gives ``FINAL``: heads are trained on the former.
+    """
+
+    def __init__(self, model: PreTrainedModel, states: Sequence[int]) -> None:
+        decoder = _decoder_layers(model) if any(state != FINAL for state in states) else nn.ModuleList()
+        self._kept: list[list[Tensor]] = [[] for _ in states]
         self._handles: list[RemovableHandle] = [
-            (model.base_model if layer == FINAL else decoder[layer]).register_forward_hook(_keep_in(kept))
-            for layer, kept in zip(layers, self._kept, strict=True)
+            _listen(model, decoder, state, kept) for state, kept in zip(states, self._kept, strict=True)
         ]
 
     def take(self) -> Tensor | None:
-        """Hidden states ``[B, W, H · len(layers)]`` of the tokens run since the last ``take``, in order."""
+        """Hidden states ``[B, W, H · len(states)]`` of the tokens run since the last ``take``, in order."""
         if not self._kept:
             return None
         hidden = torch.cat([torch.cat(kept, dim=1) for kept in self._kept], dim=-1)
@@ -39,9 +43,23 @@ class HiddenTap:
             handle.remove()
 
 
+def _listen(model: PreTrainedModel, decoder: nn.ModuleList, state: int, kept: list[Tensor]) -> RemovableHandle:
+    if state == 0:  # what enters the first layer: some models scale their embeddings on the way
+        return decoder[0].register_forward_pre_hook(_keep_input_in(kept), with_kwargs=True)
+    listened: nn.Module = model.base_model if state == FINAL else decoder[state - 1]
+    return listened.register_forward_hook(_keep_in(kept))
+
+
 def _keep_in(kept: list[Tensor]) -> Callable[[nn.Module, object, Tensor | tuple[Tensor, ...] | ModelOutput], None]:
     def hook(module: nn.Module, inputs: object, output: Tensor | tuple[Tensor, ...] | ModelOutput) -> None:
         kept.append(output if isinstance(output, Tensor) else output[0])
+
+    return hook
+
+
+def _keep_input_in(kept: list[Tensor]) -> Callable[[nn.Module, tuple[Tensor, ...], dict[str, Tensor]], None]:
+    def hook(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        kept.append(args[0] if args else kwargs["hidden_states"])
 
     return hook
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tiny_models import save, tiny_llama
+from tiny_heads import FLAT, eagle3_entries, eagle3_tensors, fit_output_layer, write_eagle3, write_medusa
+from tiny_models import generated, mixed_requests, save, tiny_llama
 from transformers import PreTrainedModel
 
 from pipeline.engines.contract import Limits
 from pipeline.engines.decoding.engine import DecodingEngine
 from pipeline.records.settings import EngineSettings
-from pipeline.records.target import Draft, DraftModel, Target
+from pipeline.records.target import Draft, DraftModel, Eagle3, Medusa, Target
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +41,20 @@ def greedy_draft(draft: DraftModel) -> DraftModel:
 def same_draft(target: Target) -> DraftModel:
     """The target itself."""
     return DraftModel(name="same", source=target.source)
+
+
+@pytest.fixture(scope="session")
+def medusa(tmp_path_factory: pytest.TempPathFactory) -> Medusa:
+    return Medusa(name="medusa", source=str(write_medusa(tmp_path_factory.mktemp("medusa"))))
+
+
+@pytest.fixture(scope="session")
+def eagle3(tmp_path_factory: pytest.TempPathFactory, target_model: PreTrainedModel) -> Eagle3:
+    entries = eagle3_entries(FLAT)
+    folder = write_eagle3(tmp_path_factory.mktemp("eagle3"), entries, eagle3_tensors(entries, embeddings=False), FLAT)
+    texts = [(*request.tokens, *generated(target_model, request)) for request in mixed_requests(4, seed=8)]
+    fit_output_layer(folder, target_model, (2, 2, 1), texts)
+    return Eagle3(name="eagle3", source=str(folder))
 
 
 @pytest.fixture(scope="session")

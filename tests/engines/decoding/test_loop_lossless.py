@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from tiny_models import EOS, GREEDY, WARM, accepted, assert_counts_hold, generated, mixed_requests, outputs
@@ -10,15 +11,17 @@ from transformers import PreTrainedModel
 
 from pipeline.engines.contract import OFF, Request, Schedule
 from pipeline.engines.decoding.engine import DecodingEngine
-from pipeline.records.target import Draft, DraftModel, EarlyExit, Ngram
+from pipeline.records.target import Draft, DraftModel, Eagle3, EarlyExit, Medusa, Ngram
 
 OpenEngine = Callable[..., DecodingEngine]
-ONE_HOT = ("ngram-first", "ngram-last", "draft-greedy", "early-exit-greedy")
-EVERY = (*ONE_HOT, "draft-probabilistic", "early-exit", "same")
+ONE_HOT = ("ngram-first", "ngram-last", "draft-greedy", "early-exit-greedy", "medusa-greedy", "eagle3-greedy")
+EVERY = (*ONE_HOT, "draft-probabilistic", "early-exit", "same", "medusa", "eagle3")
 
 
 @pytest.fixture(scope="module")
-def drafts(draft: DraftModel, greedy_draft: DraftModel, same_draft: DraftModel) -> dict[str, Draft]:
+def drafts(
+    draft: DraftModel, greedy_draft: DraftModel, same_draft: DraftModel, medusa: Medusa, eagle3: Eagle3
+) -> dict[str, Draft]:
     return {
         "ngram-first": Ngram(name="first", match="first"),
         "ngram-last": Ngram(name="last", match="last", max_n=2),
@@ -27,6 +30,10 @@ def drafts(draft: DraftModel, greedy_draft: DraftModel, same_draft: DraftModel) 
         "draft-probabilistic": draft,
         "early-exit": EarlyExit(name="exit", layers=3),
         "same": same_draft,
+        "medusa": medusa,
+        "medusa-greedy": replace(medusa, name="m", draft_sampling="greedy"),
+        "eagle3": eagle3,
+        "eagle3-greedy": replace(eagle3, name="e", draft_sampling="greedy"),
     }
 
 
@@ -78,7 +85,7 @@ def test_sampled_output_of_a_one_hot_draft_is_the_plain_one_of_the_same_seed(
     assert accepted(trace) > 0
 
 
-@pytest.mark.parametrize("name", ["draft-probabilistic", "early-exit"])
+@pytest.mark.parametrize("name", ["draft-probabilistic", "early-exit", "medusa", "eagle3"])
 def test_sampled_drafts_keep_the_counts(open_engine: OpenEngine, drafts: dict[str, Draft], name: str) -> None:
     engine = open_engine(drafts[name], concurrency=4)
     trace = engine.run(mixed_requests(), WARM, drafts[name], Schedule.constant(4))

@@ -11,13 +11,13 @@ from tiny_models import GREEDY, WARM, assert_counts_hold, mixed_requests, output
 from pipeline.engines.contract import OFF, Request, Schedule
 from pipeline.engines.decoding.engine import DecodingEngine
 from pipeline.records.cell import Sampling
-from pipeline.records.target import DraftModel, EarlyExit, Ngram
+from pipeline.records.target import DraftModel, Eagle3, EarlyExit, Medusa, Ngram
 
 OpenEngine = Callable[..., DecodingEngine]
 SCHEDULES = (
     Schedule.constant(1),
     Schedule.constant(4),
-    Schedule(((1, 5), (2, 0), (3, 2))),  # 0 above three active and between
+    Schedule(((1, 4), (2, 0), (3, 2))),  # 0 above three active and between
     Schedule(((2, 3), (3, 0), (5, 1))),
 )
 
@@ -40,9 +40,9 @@ def test_a_draft_equal_to_the_target_is_always_accepted(
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_greedy_text_does_not_depend_on_the_schedule(
-    open_engine: OpenEngine, draft: DraftModel, schedule: Schedule
+    open_engine: OpenEngine, draft: DraftModel, medusa: Medusa, eagle3: Eagle3, schedule: Schedule
 ) -> None:
-    for proposer in (draft, Ngram(name="ngram"), EarlyExit(name="exit", layers=3)):
+    for proposer in (draft, Ngram(name="ngram"), EarlyExit(name="exit", layers=3), medusa, eagle3):
         engine = open_engine(proposer, concurrency=5)
         plain = engine.run(mixed_requests(), GREEDY, None, OFF)
         trace = engine.run(mixed_requests(), GREEDY, proposer, schedule)

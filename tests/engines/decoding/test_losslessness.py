@@ -11,6 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from scipy import stats
+from tiny_heads import SPECULATORS, eagle3_entries, eagle3_tensors, write_eagle3, write_medusa
 from tokenizers import Tokenizer, models
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
@@ -23,7 +24,7 @@ from pipeline.engines.decoding.proposers import chain
 from pipeline.engines.decoding.transform import draw, probabilities
 from pipeline.records.cell import Sampling
 from pipeline.records.settings import EngineSettings
-from pipeline.records.target import Draft, DraftModel, EarlyExit, Ngram, Target
+from pipeline.records.target import Draft, DraftModel, Eagle3, EarlyExit, Medusa, Ngram, Target
 
 V = 8
 PROMPT = (3, 5, 1, 3, 5, 6, 1)
@@ -60,6 +61,17 @@ def write_model(folder: Path, seed: int, layers: int, rows: int = V) -> Path:
     words = {f"w{i}": i for i in range(V)}
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0"))).save_pretrained(folder)
     return folder
+
+
+def write_heads(folder: Path) -> tuple[str, str]:
+    """Medusa heads and an EAGLE-3 head that knows only some of the target's tokens."""
+    medusa = write_medusa(folder / "medusa", heads=GAMMA, hidden=16, vocabulary=V, seed=2)
+    known = [1, 2, 3, 5, 6]
+    layer = {"hidden_size": 16, "intermediate_size": 16, "vocab_size": V}
+    states = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+    entries = eagle3_entries(SPECULATORS, layer, draft_vocab_size=len(known), **states)
+    tensors = eagle3_tensors(entries, ids=known, embeddings=False, target_hidden=16)
+    return str(medusa), str(write_eagle3(folder / "eagle3", entries, tensors, SPECULATORS))
 
 
 @dataclass(frozen=True)
@@ -124,11 +136,16 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = write_model(tmp_path_factory.mktemp("target"), seed=0, layers=2)
     small = str(write_model(tmp_path_factory.mktemp("draft"), seed=5, layers=1))
     padded = str(write_model(tmp_path_factory.mktemp("padded"), seed=6, layers=1, rows=12))
+    medusa, eagle3 = write_heads(tmp_path_factory.mktemp("heads"))
     drafts: list[Draft] = [
         DraftModel(name="draft_model", source=small),
         DraftModel(name="draft_model_greedy", source=small, draft_sampling="greedy"),
         DraftModel(name="draft_model_padded", source=padded),
         EarlyExit(name="early_exit", layers=1),
+        Medusa(name="medusa", source=medusa),
+        Medusa(name="medusa_greedy", source=medusa, draft_sampling="greedy"),
+        Eagle3(name="eagle3", source=eagle3),
+        Eagle3(name="eagle3_greedy", source=eagle3, draft_sampling="greedy"),
         Ngram(name="ngram"),
     ]
     engine = DecodingEngine(EngineSettings(device="cpu"), threads=1)
@@ -145,14 +162,27 @@ def check(bench: Bench, draft: str | None, sampling: Sampling, samples: int) -> 
     assert p_value(counts, exact, (2, 3, 4)) > 1e-4
 
 
-@pytest.mark.parametrize("draft", ["draft_model", "draft_model_padded"])
-def test_a_draft_model_changes_no_distribution(bench: Bench, draft: str) -> None:
+@pytest.mark.parametrize("draft", ["draft_model", "draft_model_padded", "medusa", "eagle3"])
+def test_a_draft_that_is_sampled_changes_no_distribution(bench: Bench, draft: str) -> None:
     check(bench, draft, SHARP, samples=1000)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda sampling: sampling.name)
-@pytest.mark.parametrize("draft", [None, "draft_model", "draft_model_greedy", "early_exit", "ngram"])
+@pytest.mark.parametrize(
+    "draft",
+    [
+        None,
+        "draft_model",
+        "draft_model_greedy",
+        "early_exit",
+        "ngram",
+        "medusa",
+        "medusa_greedy",
+        "eagle3",
+        "eagle3_greedy",
+    ],
+)
 def test_no_draft_changes_any_distribution(bench: Bench, draft: str | None, sampling: Sampling) -> None:
     check(bench, draft, sampling, samples=SAMPLES)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from pipeline.engines.contract import OFF, Request, Schedule
 from pipeline.engines.decoding.engine import DecodingEngine
 from pipeline.engines.decoding.forward import CachedModel
+from pipeline.engines.decoding.hidden import FINAL
 from pipeline.engines.decoding.loop import DecodingLoop
 from pipeline.engines.decoding.proposers.contract import Proposal
 from pipeline.engines.decoding.proposers.draft_model import DraftModelProposer
@@ -139,7 +140,7 @@ def test_an_early_exit_is_the_target_cut_after_its_first_layers(layers: int) -> 
 class Listener:
     """Proposes the token 5 where there is room, in every other iteration it is asked; keeps all it is told."""
 
-    needs_hidden = (1, -1)
+    needs_hidden = (0, 2, 4, FINAL)
     kv_bytes = 0
 
     def __init__(self) -> None:
@@ -177,16 +178,22 @@ def test_a_proposer_hears_of_every_iteration_with_the_hidden_states_it_asked_for
     assert [h.shape[1] for h, _ in listener.verified] == [it.width for it in trace.iterations]
     text = torch.tensor([[*request.tokens, *row.output]])
     with torch.inference_mode():
-        states = tiny_llama()(text, output_hidden_states=True).hidden_states
-    expected = torch.cat((states[2], states[-1]), dim=-1)  # states[0] is the embedding, states[-1] is normed
-    assert listener.prompts[0].shape == (1, 4, 64)
+        plain = tiny_llama()
+        states = plain(text, output_hidden_states=True).hidden_states
+        plain.model.norm = torch.nn.Identity()
+        last = plain(text, output_hidden_states=True).hidden_states[-1]
+    # states[0] is the embedding; states[-1] is normed, which the state after as many layers as there are is not here
+    expected = torch.cat((states[0], states[2], last, states[-1]), dim=-1)
+    assert listener.prompts[0].shape == (1, 4, 128)
     torch.testing.assert_close(listener.prompts[0], expected[:, :4], rtol=1e-4, atol=1e-4)
     at = 4
     for (hidden, taken), emitted in zip(listener.verified, row.emitted, strict=True):
         assert taken[0] == emitted - 1
         torch.testing.assert_close(hidden[:, :emitted], expected[:, at : at + emitted], rtol=1e-4, atol=1e-4)
         at += emitted
-    assert not model.model.model.layers[1]._forward_hooks, "nothing is left listening"
+    layers = model.model.model.layers
+    assert not layers[1]._forward_hooks, "nothing is left listening"
+    assert not layers[0]._forward_pre_hooks
 
 
 def test_draft_weights_are_shared_by_drafts_that_sample_differently(

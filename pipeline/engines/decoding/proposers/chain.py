@@ -1,8 +1,9 @@
-"""Drafting token by token with a model: each proposal conditions on those before it."""
+"""Drafting token by token: from logits after the committed text, and after each proposal, to a proposal with its q."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,33 +18,64 @@ from pipeline.records.cell import Sampling
 Step = Callable[[Tensor, Ints], Tensor]
 """Tokens [A, W] that stand at the positions [A] onwards → logits [A, V] after the last of them."""
 
+Follow = Callable[[Tensor, int], Tensor]
+"""Proposal j − 1 [A] and j → the logits [A, V] that proposal j is taken from."""
+
+
+@dataclass(frozen=True)
+class DraftVocabulary:
+    """A draft's own tokens: its i is the target's ``ids[i]``, of ``size``. ``ids``: int64 [V'], all different."""
+
+    ids: Tensor
+    size: int
+
+    def spread(self, q: Tensor) -> Tensor:
+        """``q`` [A, V'] over the target's vocabulary, [A, size]: zero for tokens that the draft does not know."""
+        return q.new_zeros(q.shape[0], self.size).index_copy_(1, self.ids, q)
+
 
 def draft_chain(
     step: Step, slots: Slots, dlen: Ints, width: int, drawn: Sampling | None, device: torch.device
 ) -> Proposal:
     """Propose max(``dlen``) tokens a row; the first step runs the last ``width`` committed tokens.
 
+    For models that see all before them; ``drawn`` as in ``draft_from``.
+    """
+    n = slots.n[: slots.active].copy()
+    tokens = torch.from_numpy(slots.last_tokens(width)).to(device)
+    return draft_from(step(tokens, n - width), lambda token, j: step(token[:, None], n + j - 1), slots, dlen, drawn)
+
+
+def draft_from(
+    logits: Tensor,
+    follow: Follow,
+    slots: Slots,
+    dlen: Ints,
+    drawn: Sampling | None,
+    vocabulary: DraftVocabulary | None = None,
+) -> Proposal:
+    """Propose max(``dlen``) tokens a row, the first from ``logits`` [A, V], each later one from what ``follow`` gives.
+
     ``drawn``: draw each from the transformed distribution of that sampling, which is kept as q; None: take the most
-    probable token, so that q is one-hot.
+    probable token, so that q is one-hot. ``vocabulary``: what logits are over, None for the target's tokens.
     """
     steps = int(dlen.max())
     active = slots.active
-    n = slots.n[:active].copy()
     u = None
     if drawn is not None:
-        seeds = torch.from_numpy(slots.seeds[:active]).to(device)
-        u = uniforms(seeds, torch.from_numpy(n[:, None] + np.arange(steps)).to(device), DRAFT)
-    tokens = torch.from_numpy(slots.last_tokens(width)).to(device)
-    first = n - width
-    drafted, qs = [], []
+        seeds = torch.from_numpy(slots.seeds[:active]).to(logits.device)
+        positions = torch.from_numpy(slots.n[:active, None] + np.arange(steps)).to(logits.device)
+        u = uniforms(seeds, positions, DRAFT)
+    drafted: list[Tensor] = []
+    qs: list[Tensor] = []
     for j in range(steps):
-        logits = step(tokens, first)
+        if j:
+            logits = follow(drafted[-1], j)
         if drawn is None or u is None:
             token = logits.argmax(dim=-1)
         else:
             q = probabilities(logits, drawn)
             token = draw(q, u[:, j])
-            qs.append(q)
-        drafted.append(token)
-        tokens, first = token[:, None], n + j
+            qs.append(q if vocabulary is None else vocabulary.spread(q))
+        drafted.append(token if vocabulary is None else vocabulary.ids[token])
     return Proposal(torch.stack(drafted, dim=1), torch.stack(qs, dim=1) if qs else None, dlen)

@@ -27,9 +27,8 @@ class Proposal:
 class Proposer(Protocol):
     """Drafts for the rows of one run. Rows are slots; state that a method keeps for a slot follows ``move``.
 
-    ``needs_hidden`` lists the target layers whose outputs it drafts from (−1: the final hidden state, see
-    ``hidden.FINAL``); () for none. All hidden states that it is then given are ``[.., .., H · len(needs_hidden)]``, and
-    None otherwise.
+    ``needs_hidden`` lists the target's hidden states that it drafts from (see ``hidden.HiddenTap``); () for none. All
+    hidden states that it is then given are ``[.., .., H · len(needs_hidden)]``, and None otherwise.
     """
 
     @property

@@ -88,7 +88,9 @@ class _Round:
             self._warm_up(self._baseline, blocks[0])
             self._each(self._arms, lambda arm: self._warm_up(arm, blocks[0]))
             for index, requests in enumerate(blocks):
-                progress(f"{label} · block {index + 1}/{len(blocks)} · {len(self._arms)} candidates")
+                count = len(self._arms)
+                arms = f"{count} candidate{'s' * (count != 1)}"
+                progress(f"{label} · block {index + 1}/{len(blocks)} · {arms} beside the baseline")
                 self._measure_block(index, requests)
                 if self._task.candidates and not self._arms:
                     return RoundResult(baseline=None, measurements=(), failures=tuple(self._failures))

@@ -56,7 +56,8 @@ class LiveProgress:
 
     def note(self, worker: str, text: str) -> None:
         if worker in self._workers:
-            self._workers[worker].note = " ".join(text.split())
+            cell = self._workers[worker].cell
+            self._workers[worker].note = " ".join(text.split()).removeprefix(f"{cell} · ")
 
     def measured(self, measurement: Measurement) -> None:
         self._measured += 1

@@ -215,7 +215,7 @@ def test_progress_says_which_block_is_being_measured(make_task, prepared, engine
     task = make_task(prompt_count=3)
     lines: list[str] = []
     measure_round(engine_for(task), task, prepared, lines.append)
-    assert lines[1:] == [f"sim · chat · greedy · C1 · block {n}/3 · 1 candidates" for n in (1, 2, 3)]
+    assert lines[1:] == [f"sim · chat · greedy · C1 · block {n}/3 · 1 candidate beside the baseline" for n in (1, 2, 3)]
 
 
 def test_errors_are_known_by_what_they_are(make_cell):

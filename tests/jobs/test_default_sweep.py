@@ -72,7 +72,7 @@ def test_the_truth_and_its_views_agree(first, output):
     assert kinds["search"] == 12
     assert kinds["confirmation"] == 4
     table = pq.read_table(folder(output) / "measurements.parquet").to_pylist()
-    assert {row["id"] for row in table} == {r["id"] for r in records if r["kind"] != "baseline"}
+    assert {row["measurement"] for row in table} == {r["id"] for r in records if r["kind"] != "baseline"}
     for name in ("iterations", "requests"):
         assert pq.read_table(folder(output) / f"{name}.parquet").num_rows > 100
     config = yaml.safe_load((folder(output) / "config.yaml").read_text())

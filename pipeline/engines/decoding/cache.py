@@ -73,6 +73,21 @@ class SlotCache(Cache):  # type: ignore[misc]
         for tensor in (*self._keys.values(), *self._values.values()):
             tensor[target, :, :columns] = tensor[source, :, :columns]
 
+    def snapshot(self, row: int, columns: int) -> tuple[Tensor, ...]:
+        """Copies of the first ``columns`` columns of ``row``: K of every layer, then V."""
+        return tuple(t[row, :, :columns].clone() for t in (*self._keys.values(), *self._values.values()))
+
+    def restore(self, row: int, snapshot: tuple[Tensor, ...]) -> None:
+        """Write a ``snapshot`` of this model's cache into ``row``. Layers must have been written before."""
+        tensors = (*self._keys.values(), *self._values.values())
+        for tensor, kept in zip(tensors, snapshot, strict=True):
+            tensor[row, :, : kept.shape[1]] = kept
+
+    @property
+    def written(self) -> bool:
+        """Whether layers are allocated, which the first forward does."""
+        return bool(self._keys)
+
     @property
     def bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in (*self._keys.values(), *self._values.values()))

@@ -47,6 +47,10 @@ class Clock:
         """Seconds since the run began."""
         return time.perf_counter() - self._run_start
 
+    def charge(self, seconds: float) -> None:
+        """Count ``seconds`` that were spent on this work before the run, as if they had passed in it."""
+        self._run_start -= seconds
+
     def resume(self) -> None:
         """What happened since the last iteration belongs to none."""
         if self._cuda:

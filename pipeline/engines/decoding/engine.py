@@ -18,6 +18,7 @@ from pipeline.engines.decoding.heads.loading import LoadedHead, load_head
 from pipeline.engines.decoding.heads.medusa import MedusaHeads
 from pipeline.engines.decoding.loading import LoadedModel, check_device, load_draft_model, load_target
 from pipeline.engines.decoding.loop import DecodingLoop
+from pipeline.engines.decoding.prefilled import PrefillMemory
 from pipeline.engines.decoding.proposers.contract import Proposer
 from pipeline.engines.decoding.proposers.draft_model import DraftModelProposer
 from pipeline.engines.decoding.proposers.eagle3 import Eagle3Proposer
@@ -34,7 +35,7 @@ from pipeline.records.settings import EngineSettings
 from pipeline.records.target import Draft, DraftModel, DType, EarlyExit, Head, Ngram, Target
 from pipeline.records.trace import Trace
 
-VERSION = 2
+VERSION = 3
 """Raised by every change that may move a measured time: no earlier measurement is then taken for one of this code."""
 
 
@@ -68,6 +69,7 @@ class DecodingEngine:
         self._heads: dict[tuple[str, str, str | None], LoadedHead] = {}
         self._kv_bytes: dict[Draft, int] = {}
         self._limits = Limits(concurrency=1, max_gamma=0)
+        self._memory: PrefillMemory | None = None
 
     def open(self, target: Target, drafts: Sequence[Draft], limits: Limits) -> None:
         """See ``contract.Engine``. Drafts opened before with the same target are kept."""
@@ -75,6 +77,8 @@ class DecodingEngine:
             self.close()
         if self._loaded is None:
             source = load_target(target, str(self._device))
+            # On a GPU reading a prompt is cheap, and its memory is not.
+            self._memory = PrefillMemory() if self._device.type == "cpu" else None
             self._loaded = _Loaded(target, source, CachedModel(source.model, self._device), _eos_tokens(source))
         for draft in drafts:
             if draft not in self._drafts:
@@ -83,7 +87,7 @@ class DecodingEngine:
 
     def close(self) -> None:
         """Free the target and its drafts."""
-        self._loaded = None
+        self._loaded = self._memory = None
         self._drafts.clear()
         self._draft_models.clear()
         self._heads.clear()
@@ -109,7 +113,7 @@ class DecodingEngine:
             self._check_gamma(draft, schedule.max_gamma)
         proposer = None if draft is None else self._proposer(draft, sampling, slots, columns)
         state = Slots(slots, columns, loaded.model.vocabulary, loaded.eos)
-        trace = DecodingLoop(loaded.model, state, proposer, sampling, schedule, arrivals).run()
+        trace = DecodingLoop(loaded.model, state, proposer, sampling, schedule, arrivals, self._memory).run()
         if draft is not None and proposer is not None:
             self._kv_bytes[draft] = proposer.kv_bytes
         return trace

@@ -29,6 +29,11 @@ class HiddenTap:
             _listen(model, decoder, state, kept) for state, kept in zip(states, self._kept, strict=True)
         ]
 
+    @property
+    def idle(self) -> bool:
+        """Whether no states are kept."""
+        return not self._kept
+
     def take(self) -> Tensor | None:
         """Hidden states ``[B, W, H · len(states)]`` of the tokens run since the last ``take``, in order."""
         if not self._kept:

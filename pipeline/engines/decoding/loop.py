@@ -15,6 +15,7 @@ from pipeline.engines.decoding.clock import Clock
 from pipeline.engines.decoding.forward import CachedModel
 from pipeline.engines.decoding.hidden import HiddenTap
 from pipeline.engines.decoding.ledger import Ledger
+from pipeline.engines.decoding.prefilled import Prefilled, PrefillMemory
 from pipeline.engines.decoding.proposers.contract import Proposal, Proposer
 from pipeline.engines.decoding.sampler import accept, choose
 from pipeline.engines.decoding.slots import RUNNING, Ints, Slots
@@ -33,6 +34,7 @@ class DecodingLoop:
         sampling: Sampling,
         schedule: Schedule,
         requests: Sequence[Request],
+        memory: PrefillMemory | None = None,
     ) -> None:
         self._target = target
         self._slots = slots
@@ -45,6 +47,7 @@ class DecodingLoop:
         self._finished: list[int] = []
         self._clock = Clock(target.device)
         self._ledger = Ledger(requests)
+        self._memory = memory
         self._tap = HiddenTap(target.model, proposer.needs_hidden if proposer else ())
 
     def run(self) -> Trace:
@@ -162,7 +165,7 @@ class DecodingLoop:
         self._ledger.admit(index, self._clock.now_s())
         self._slots.seat(row, index, request)
         prompt = np.array(request.tokens, dtype=np.int64)
-        logits = self._target.prefill(row, prompt)
+        logits = self._read(row, request.tokens, prompt)
         here = slice(row, row + 1)
         token = int(choose(logits[None], self._slots.seeds[here], self._slots.n[here], self._sampling))
         self._ledger.first_token(index, self._clock.now_s())
@@ -172,6 +175,23 @@ class DecodingLoop:
             self._finish(row, code)
         elif self._proposer:
             self._proposer.prefill(row, prompt, hidden)
+
+    def _read(self, row: int, tokens: tuple[int, ...], prompt: Ints) -> Tensor:
+        """The logits ``[V]`` after a prompt, whose K/V then stand in ``row``; a known one's time is charged."""
+        cache = self._target.cache
+        memory = self._memory if self._tap.idle else None  # hidden states are not remembered
+        known = memory.recall(tokens) if memory is not None and cache.written else None
+        start = time.perf_counter()
+        if known is not None:
+            cache.restore(row, known.rows)
+            self._clock.charge(known.wall_s - (time.perf_counter() - start))
+            return known.logits
+        logits = self._target.prefill(row, prompt)
+        if memory is not None:
+            wall_s = time.perf_counter() - start
+            memory.keep(tokens, Prefilled(cache.snapshot(row, len(tokens)), logits, wall_s))
+            self._clock.charge(wall_s - (time.perf_counter() - start))  # keeping it is no part of reading it
+        return logits
 
     def _finish(self, row: int, code: int) -> None:
         self._record_finish(row, code, self._clock.now_s())

@@ -174,10 +174,14 @@ class Course:
         return [baseline for baseline in self._store.baselines() if baseline.cell == self.cell.key]
 
     def _confirmed(self) -> bool:
-        """Whether the looks so far decide, or there are no more to come."""
+        """Whether the looks so far turn the cell on, or there are no more to come.
+
+        An early look may turn a cell on, never off: where a few prompts gain much, the first ones may hold none of
+        them, and a jackknife sees no spread in what it did not meet.
+        """
         if self.confirmation is None:
             return False
-        return len(self._looks) == LOOKS or verdict(self.confirmation, self._settings.policy.margin) is not None
+        return len(self._looks) == LOOKS or verdict(self.confirmation, self._settings.policy.margin) == "on"
 
     def _candidate_failed(self, failure: Failure) -> None:
         candidate = failure.candidate

@@ -116,7 +116,10 @@ class _Round:
                 self._arms.remove(arm)
 
     def _warm_up(self, arm: _Arm, block: Sequence[Request]) -> None:
-        """Run the heads of a block's prompts for a few tokens, enough for one verification of full width."""
+        """Run the heads of a block's prompts for a few tokens: room enough for a verification of full width.
+
+        Prompt lookup that finds nothing in them makes none; then its first block warms up on its own account.
+        """
         tokens = max(self._task.protocol.warmup_tokens, arm.schedule.max_gamma + 2)
         requests = [
             replace(r, tokens=r.tokens[:WARMUP_PROMPT_TOKENS], max_new_tokens=min(tokens, r.max_new_tokens))

@@ -175,11 +175,16 @@ def _prompts(confirmation: Measurement) -> str:
 
 
 def _economy(metrics: Metrics) -> str:
-    """What an iteration gives and what it takes, in plain decoding steps: why the speedup is what it is."""
-    emitted, tau0, tau_spec = metrics.emitted_per_verification, _finite(metrics.tau0_ms), _finite(metrics.tau_spec_ms)
-    if _finite(emitted) is None or tau_spec is None or not tau0:
+    """What an iteration gives and what it takes, in plain decoding steps: why the speedup is what it is.
+
+    The tokens are those that S implies, of all iterations, the ones that an output limit cut short too: their ratio to
+    the steps is S.
+    """
+    tau0, tau_spec = _finite(metrics.tau0_ms), _finite(metrics.tau_spec_ms)
+    if not tau_spec or not tau0:
         return ""
-    return f": {emitted:.2f} tokens per verification, which with its drafting takes {tau_spec / tau0:.2f} plain steps"
+    steps = tau_spec / tau0
+    return f": an iteration gives {metrics.speedup * steps:.2f} tokens and takes {steps:.2f} plain steps"
 
 
 def _percent(metrics: Metrics) -> str:

@@ -7,6 +7,7 @@ from math import exp, inf, log
 
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -124,6 +125,30 @@ def test_two_units_by_hand():
     half = 12.7062047 * 0.5 * log(60 / 40)
     assert interval(units, [], 1) == pytest.approx((2 * exp(-half), 2 * exp(half)))
     assert jackknife_variance(np.array([1.0, 2.0, 6.0])) == pytest.approx(2 / 3 * 14)
+
+
+def test_three_prompts_in_two_blocks_by_hand():
+    units = [
+        Unit(
+            prompt_id=name,
+            emitted=emitted,
+            row_iterations=10,
+            tau_ms=100.0,
+            baseline_emitted=10,
+            baseline_row_iterations=10,
+            baseline_tau_ms=100.0,
+        )
+        for name, emitted in (("a", 10), ("b", 20), ("c", 30))
+    ]
+    blocks = [BlockSums(index=i, tau_ms=10.0, baseline_tau_ms=tau0) for i, tau0 in enumerate((10.0, 20.0))]
+    left = np.log([50 / 20, 40 / 20, 30 / 20])  # log E without a, b, c
+    of_tokens = 2 / 3 * np.sum((left - left.mean()) ** 2)
+    of_time = log(2) ** 2 / 2 / 2  # the variance of log 1 and log 2, with n − 1, over n = 2 blocks
+    variance = of_tokens + of_time
+    df = variance**2 / (of_tokens**2 / 2 + of_time**2 / 1)  # Welch and Satterthwaite
+    half = scipy.stats.t.ppf(0.975, df) * variance**0.5
+    low, high = interval(units, blocks, 4)
+    assert log(high / low) == pytest.approx(2 * half, rel=1e-6)
 
 
 def test_nothing_is_known_of_too_few_units_or_blocks():

@@ -135,8 +135,8 @@ def test_a_confirmed_gain_is_on_with_its_evidence(confirmed) -> None:
     assert (decision.draft, decision.gamma) == (NGRAM, 4)
     assert (decision.speedup_low, decision.speedup_high) == (1.31, 1.53)
     assert decision.reason == (
-        "measured 1.42× (1.31–1.53, 98.3 %) on 12 fresh prompts: 2.10 tokens per verification, which with its "
-        "drafting takes 1.48 plain steps"
+        "measured 1.42× (1.31–1.53, 98.3 %) on 12 fresh prompts: an iteration gives 2.10 tokens and takes "
+        "1.48 plain steps"
     )
 
 
@@ -145,7 +145,9 @@ def test_a_confirmed_loss_is_off_and_says_why(confirmed) -> None:
     confirmation = confirmed(0.85, 0.97, acceptance_rate=0.9)
     decision = decide(confirmation.cell, [], confirmation, [], MARGIN)
     assert (decision.status, decision.speculate) == ("off", False)
-    assert decision.reason.startswith("ngram γ4 was best at 0.91× (0.85–0.97, 98.3 %) on 12 fresh prompts: 2.10 tokens")
+    assert decision.reason.startswith(
+        "ngram γ4 was best at 0.91× (0.85–0.97, 98.3 %) on 12 fresh prompts: an iteration"
+    )
     assert "plain steps" in decision.reason
 
 

@@ -35,7 +35,7 @@ from pipeline.records.settings import EngineSettings
 from pipeline.records.target import Draft, DraftModel, DType, EarlyExit, Head, Ngram, Target
 from pipeline.records.trace import Trace
 
-VERSION = 3
+VERSION = 4
 """Raised by every change that may move a measured time: no earlier measurement is then taken for one of this code."""
 
 
@@ -113,7 +113,9 @@ class DecodingEngine:
             self._check_gamma(draft, schedule.max_gamma)
         proposer = None if draft is None else self._proposer(draft, sampling, slots, columns)
         state = Slots(slots, columns, loaded.model.vocabulary, loaded.eos)
-        trace = DecodingLoop(loaded.model, state, proposer, sampling, schedule, arrivals, self._memory).run()
+        # Heads need the target's states of a prompt, which are not remembered: then every arm reads it anew.
+        memory = None if self._heads else self._memory
+        trace = DecodingLoop(loaded.model, state, proposer, sampling, schedule, arrivals, memory).run()
         if draft is not None and proposer is not None:
             self._kv_bytes[draft] = proposer.kv_bytes
         return trace

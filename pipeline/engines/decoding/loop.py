@@ -189,7 +189,7 @@ class DecodingLoop:
         logits = self._target.prefill(row, prompt)
         if memory is not None:
             wall_s = time.perf_counter() - start
-            memory.keep(tokens, Prefilled(cache.snapshot(row, len(tokens)), logits, wall_s))
+            memory.keep(tokens, Prefilled(cache.snapshot(row, len(tokens)), logits.clone(), wall_s))
             self._clock.charge(wall_s - (time.perf_counter() - start))  # keeping it is no part of reading it
         return logits
 

@@ -21,7 +21,7 @@ class Prefilled:
     """``rows``: keys and values as ``SlotCache.snapshot`` gave them; ``logits`` [V] after the last token."""
 
     rows: tuple[Tensor, ...]
-    logits: Tensor
+    logits: Tensor  # of its own: a view would keep the logits of the whole prompt alive
     wall_s: float
 
     @property

@@ -15,6 +15,8 @@ from transformers import PreTrainedModel
 
 from pipeline.engines.contract import OFF, Engine, Limits, Request, Schedule
 from pipeline.engines.decoding.engine import VERSION, DecodingEngine
+from pipeline.engines.decoding.transform import near_tie
+from pipeline.engines.decoding.uniform import PLAIN, uniforms
 from pipeline.records.failure import InputError
 from pipeline.records.settings import EngineSettings
 from pipeline.records.target import DraftModel, EarlyExit, Ngram, Target
@@ -144,8 +146,17 @@ def test_tie_margin_of_greedy_is_the_gap_of_the_two_best_logits(
     assert outputs(engine.run([REQUEST], GREEDY, None, OFF)), "and decoding goes on as before"
 
 
-def test_tie_margin_of_sampling_belongs_to_the_requests_own_draw(open_engine: OpenEngine) -> None:
+def test_tie_margin_of_sampling_belongs_to_the_requests_own_draw(
+    open_engine: OpenEngine, target_model: PreTrainedModel
+) -> None:
     engine = open_engine()
+    tokens = (*REQUEST.tokens, 5)
+    with torch.inference_mode():
+        logits = target_model(torch.tensor([tokens])).logits[0, -1]
+    for seed in range(6):
+        u = float(uniforms(torch.tensor([seed]), torch.tensor([[len(tokens)]]), PLAIN))
+        margin = engine.tie_margin(replace(REQUEST, seed=seed), (5,), WARM)
+        assert margin == pytest.approx(near_tie(logits, WARM, u), abs=1e-5)
     margins = {seed: engine.tie_margin(replace(REQUEST, seed=seed), (5,), WARM) for seed in range(6)}
     assert len(set(margins.values())) > 1
     assert all(0 <= margin <= 1 for margin in margins.values())

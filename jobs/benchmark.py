@@ -1,4 +1,4 @@
-"""``python -m jobs.benchmark NAME [key=value ...]``: measure, print a table, write ``runs/benchmarks/NAME.json``."""
+"""``python -m jobs.benchmark NAME [key=value ...]``: a table, and ``runs/benchmarks/NAME.{json,md}``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rich.console import Console
 from pipeline.benchmarks.catalog import BENCHMARKS
 from pipeline.benchmarks.options import split
 from pipeline.benchmarks.rows import as_json
-from pipeline.benchmarks.table import report_table
+from pipeline.benchmarks.table import markdown_table, report_table
 from pipeline.records.failure import InputError
 from pipeline.tracking.atomic import write_atomically
 
 OUTPUT_DIR = "runs/benchmarks"
 USAGE = """usage: python -m jobs.benchmark NAME [KEY=VALUE ...]
 
-Measures what the README claims, side by side with peers, prints a table and writes NAME.json.
+Measures what the README claims, side by side with peers, prints a table and writes NAME.json, NAME.md.
   decoding tokens=64 repeats=3 spec_bench=spec_bench.jsonl source=MODEL threads=2
   lossless samples=20000 processes=2
   output_dir=runs/benchmarks"""
@@ -43,6 +43,7 @@ def main(arguments: Sequence[str]) -> int:
         start = time.monotonic()
         report = BENCHMARKS[name](given, lambda text: print(f"{time.monotonic() - start:7.1f} s  {text}", flush=True))
         write_atomically(path, as_json(report))
+        write_atomically(path.with_suffix(".md"), markdown_table(report).encode())
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
         print("stopped; nothing was written", file=sys.stderr)
         return 130
     Console(highlight=False).print(report_table(report))
-    print(f"written: {path}")
+    print(f"written: {path}, and as Markdown {path.with_suffix('.md')}")
     return 0
 
 

@@ -17,4 +17,10 @@ def _decoding(given: Mapping[str, str], say: Say) -> Report:
     return decoding.run(parse(decoding.Options, given), say)
 
 
-BENCHMARKS: Mapping[str, Benchmark] = {"decoding": _decoding}
+def _lossless(given: Mapping[str, str], say: Say) -> Report:
+    from pipeline.benchmarks import lossless
+
+    return lossless.run(parse(lossless.Options, given), say)
+
+
+BENCHMARKS: Mapping[str, Benchmark] = {"decoding": _decoding, "lossless": _lossless}

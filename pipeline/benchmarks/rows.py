@@ -13,6 +13,9 @@ from typing import Literal
 Better = Literal["more", "less"]
 Relation = Literal[">=", "<=", ">", "<"]
 
+EQUAL_UNIT = "texts differ"
+"""Of rows whose 0 says that all texts are equal."""
+
 _RELATIONS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 
 

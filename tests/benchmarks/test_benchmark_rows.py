@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 
 from pipeline.benchmarks.options import parse, split
-from pipeline.benchmarks.rows import Report, Row, Wanted, alone, as_json, compared
+from pipeline.benchmarks.rows import EQUAL_UNIT, Report, Row, Wanted, alone, as_json, compared
 from pipeline.benchmarks.table import markdown_table
 from pipeline.records.failure import InputError
 
@@ -80,6 +80,17 @@ def test_what_is_not_finite_is_never_written() -> None:
 def test_the_markdown_table_has_a_line_a_row() -> None:
     lines = markdown_table(report(alone("a", "ms", "less", [1.0]), alone("b", "ms", "less", [2.0]))).splitlines()
     assert [line.split(" | ")[0] for line in lines[:4]] == ["| metric", "| ---", "| a", "| b"]
+
+
+def test_rows_named_by_three_parts_become_a_grid() -> None:
+    equal = alone("ngram · greedy · C1", EQUAL_UNIT, "less", [0], Wanted("ours", "<=", 0))
+    low = alone("medusa · t1 · C6", "p", "more", [1e-7], Wanted("ours", ">", 1e-4))
+    assert markdown_table(report(equal, low)).splitlines()[:4] == [
+        "|  | greedy · C1 | t1 · C6 |",
+        "| --- | --- | --- |",
+        "| ngram | equal | – |",
+        "| medusa | – | **1e-07 p** |",
+    ]
 
 
 def test_options_are_read_by_type_and_what_is_not_known_is_refused() -> None:

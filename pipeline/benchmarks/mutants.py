@@ -1,0 +1,59 @@
+"""Engines that are wrong in one place: what a test of losslessness would not notice, it does not show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from pipeline.engines.decoding import sampler
+from pipeline.engines.decoding.accept import Accepted, accept_probabilistic
+from pipeline.engines.decoding.proposers import chain
+from pipeline.engines.decoding.transform import draw, probabilities
+from pipeline.records.cell import Sampling
+
+
+def _subtract_only_at_the_draft(
+    p: Tensor, q: Tensor, drafted: Tensor, dlen: Tensor, u_accept: Tensor, u_residual: Tensor, u_plain: Tensor
+) -> Accepted:
+    right = accept_probabilistic(p, q, drafted, dlen, u_accept, u_residual, u_plain)
+    only = torch.zeros_like(q).scatter(-1, drafted[..., None], q.gather(-1, drafted[..., None]))
+    wrong = accept_probabilistic(p, only, drafted, dlen, u_accept, u_residual, u_plain)
+    return Accepted(count=right.count, next_token=wrong.next_token)
+
+
+def _draw_from_p_after_a_rejection(
+    p: Tensor, q: Tensor, drafted: Tensor, dlen: Tensor, u_accept: Tensor, u_residual: Tensor, u_plain: Tensor
+) -> Accepted:
+    count = accept_probabilistic(p, q, drafted, dlen, u_accept, u_residual, u_plain).count
+    row = torch.arange(len(p))
+    return Accepted(count=count, next_token=draw(p[row, count], u_plain[row, count]))
+
+
+_ACCEPTANCE: dict[str, Callable[..., Accepted]] = {
+    "residual subtracts q only at the drafted token": _subtract_only_at_the_draft,
+    "final token from p after a rejection": _draw_from_p_after_a_rejection,
+}
+_UNTRANSFORMED = "untransformed q"
+
+MUTANTS = (*_ACCEPTANCE, _UNTRANSFORMED)
+
+
+@contextmanager
+def broken(mutant: str, sampling: Sampling) -> Iterator[None]:
+    """Within it, every engine of this process that drafts for ``sampling`` is wrong as ``mutant`` says."""
+    with ExitStack() as stack:
+        if mutant in _ACCEPTANCE:
+            stack.enter_context(patch.object(sampler, "accept_probabilistic", _ACCEPTANCE[mutant]))
+        elif mutant == _UNTRANSFORMED:
+            # Proposals are drawn from the transformed distribution, and q is the softmax of the raw logits.
+            raw = patch.object(chain, "probabilities", lambda logits, _: torch.softmax(logits, dim=-1))
+            right = patch.object(chain, "draw", lambda q, u: draw(probabilities(q.log(), sampling), u))
+            stack.enter_context(raw)
+            stack.enter_context(right)
+        else:
+            raise ValueError(f"{mutant}: mutants are {', '.join(MUTANTS)}")
+        yield

@@ -255,9 +255,11 @@ def test_an_edited_prompt_file_is_another_sweep(tmp_path):
 
 def test_another_margin_judges_what_was_measured_anew(tmp_path):
     first = run(settings(tmp_path, concurrency=(1,)))
-    stricter = run(settings(tmp_path, concurrency=(1,), policy=PolicySettings(margin=5.0)))
+    recorder = Recorder()
+    stricter = run(settings(tmp_path, concurrency=(1,), policy=PolicySettings(margin=5.0)), recorder)
     assert (statuses(first), statuses(stricter)) == (["on"], ["off"])
-    assert stricter.measured == 0
+    assert {label.split()[0] for label in recorder.measured_labels} <= {"confirmation_look"}
+    assert stricter.measured <= 2, "only the looks that the first verdict did without"
 
 
 def drop(outcome: SweepOutcome, *kinds: str, most: int = 1000) -> int:

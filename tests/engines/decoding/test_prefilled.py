@@ -16,11 +16,24 @@ from pipeline.engines.decoding.engine import DecodingEngine
 from pipeline.engines.decoding.forward import CachedModel
 from pipeline.engines.decoding.prefilled import Prefilled, PrefillMemory
 from pipeline.records.cell import Sampling
-from pipeline.records.target import Draft, EarlyExit, Ngram
+from pipeline.records.settings import EngineSettings
+from pipeline.records.target import Draft, EarlyExit, Ngram, Target
 from pipeline.records.trace import Trace
 
 GREEDY, WARM = Sampling(name="greedy"), Sampling(name="t1", temperature=1.0)
 OpenEngine = Callable[..., DecodingEngine]
+
+
+@pytest.fixture(scope="module")
+def open_engine(target: Target) -> OpenEngine:
+    """An engine that never saw a head: with heads, whose states are not remembered, every prompt is read anew."""
+    engine = DecodingEngine(EngineSettings(device="cpu"), threads=1)
+
+    def opened(*drafts: Draft, concurrency: int, max_gamma: int) -> DecodingEngine:
+        engine.open(target, drafts, Limits(concurrency=concurrency, max_gamma=max_gamma))
+        return engine
+
+    return opened
 
 
 def requests(count: int = 5) -> list[Request]:

@@ -22,6 +22,7 @@ class TransformersPeer:
         if any(isinstance(module, PackedLinear) for module in model.modules()):
             raise ValueError("the peer's model has packed weights: load it anew")
         self._model = model
+        model.generation_config.eos_token_id = None  # a text goes on to its length
         self.layers = int(model.config.get_text_config().num_hidden_layers)
 
     def generate(self, prompts: Sequence[Tokens], tokens: int, lookup: int = 0, max_n: int = 3) -> tuple[Tokens, ...]:
@@ -42,7 +43,6 @@ class TransformersPeer:
                 attention_mask=mask,
                 do_sample=False,
                 max_new_tokens=tokens,
-                eos_token_id=[-1],  # no token: the text goes on to its length
                 pad_token_id=0,
                 **speculation,
             )

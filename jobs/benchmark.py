@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from jobs.refusal import refuse
 from pipeline.benchmarks.catalog import BENCHMARKS
 from pipeline.benchmarks.options import split
 from pipeline.benchmarks.rows import as_json
@@ -44,12 +45,8 @@ def main(arguments: Sequence[str]) -> int:
         report = BENCHMARKS[name](given, lambda text: print(f"{time.monotonic() - start:7.1f} s  {text}", flush=True))
         write_atomically(path, as_json(report))
         write_atomically(path.with_suffix(".md"), markdown_table(report).encode())
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"error: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr)
-        return 2
+    except (InputError, OSError) as error:
+        return refuse(error)
     except KeyboardInterrupt:
         print("stopped; nothing was written", file=sys.stderr)
         return 130

@@ -6,6 +6,7 @@ import io
 import sys
 from collections.abc import Sequence
 
+from jobs.refusal import refuse
 from pipeline.config import load_settings
 from pipeline.interrupt import Interrupt
 from pipeline.records.failure import InputError
@@ -34,12 +35,8 @@ def main(arguments: Sequence[str]) -> int:
         settings = load_settings(arguments)
         with interrupt, make_progress() as progress:
             outcome = run_sweep(settings, progress, interrupt)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"error: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr)
-        return 2
+    except (InputError, OSError) as error:
+        return refuse(error)
     except KeyboardInterrupt:
         print("stopped at once; what was measured is kept, and the same command goes on", file=sys.stderr)
         return 130

@@ -20,6 +20,7 @@ from pipeline.records.failure import Failure, FailureKind, InputError
 from pipeline.records.settings import ClusterSettings, EngineSettings
 from pipeline.records.task import Identification, RoundResult, RoundTask
 
+NOTE_EVERY_S = 2.0
 CallName = Literal["measure", "identify"]
 
 
@@ -44,6 +45,7 @@ class _Seat:
     task: RoundTask | None = None
     since: float = 0.0
     note: Any = None
+    note_asked: float = 0.0
 
 
 class Fleet:
@@ -100,7 +102,10 @@ class Fleet:
         return tuple(outcomes)
 
     def notes(self) -> Mapping[str, str]:
-        """What each busy worker is doing, as far as it has answered; never waits."""
+        """What each busy worker is doing, as far as it has answered; never waits.
+
+        A question takes time from the worker, which may be timing something: it is asked every ``NOTE_EVERY_S``.
+        """
         answers: dict[str, str] = {}
         for name, seat in self._seats.items():
             if seat.reference is None:
@@ -109,8 +114,9 @@ class Fleet:
                 with contextlib.suppress(RayError):  # the call itself will tell what is wrong
                     answers[name] = ray.get(seat.note, timeout=0)
                 seat.note = None
-            if seat.note is None:
+            if seat.note is None and time.monotonic() - seat.note_asked >= NOTE_EVERY_S:
                 seat.note = seat.actor.progress.remote()
+                seat.note_asked = time.monotonic()
         return answers
 
     def close(self) -> None:
@@ -130,7 +136,7 @@ class Fleet:
             return self._lose(name, "error", _line(error))
         assert seat.task is not None
         outcome = Outcome(worker=name, task=seat.task, result=result, wall_s=time.monotonic() - seat.since)
-        seat.reference = seat.task = None
+        seat.reference = seat.task = seat.note = None  # an answer still to come tells of this call
         return outcome
 
     def _lose(self, name: str, kind: FailureKind, message: str) -> Outcome:

@@ -18,8 +18,8 @@ class Acceptance:
     the output limit clamped would count against large γ: ``marginal[i]``, the share with more than i accepted;
     ``conditional[i]``, that as a share of those with more than i tested; ``emitted_per_verification``, E.
     ``clamped_fraction`` is the share of the others. From all row-iterations: ``acceptance_rate`` α = Σaccepted/Σtested,
-    ``draft_acceptance_rate`` = Σaccepted/Σproposed, and the means ``proposed_``, ``accepted_`` and
-    ``emitted_per_iteration``. ``acceptance_first`` = ``conditional[0]``.
+    ``draft_acceptance_rate`` = Σaccepted/Σproposed, and the means ``proposed_`` and ``accepted_per_iteration``.
+    ``acceptance_first`` = ``conditional[0]``.
     """
 
     marginal: tuple[float, ...]
@@ -30,7 +30,6 @@ class Acceptance:
     draft_acceptance_rate: float | None
     proposed_per_iteration: float
     accepted_per_iteration: float
-    emitted_per_iteration: float
 
     @property
     def acceptance_first(self) -> float | None:
@@ -43,7 +42,7 @@ def acceptance(requests: Iterable[RequestTrace], gamma: int) -> Acceptance:
     if not rows:
         raise ValueError("no request was decoded in any iteration")
     table = np.array(rows, dtype=np.int64)
-    _, proposed, tested, accepted, emitted = table.sum(axis=0).tolist()
+    _, proposed, tested, accepted, _ = table.sum(axis=0).tolist()
     roomy = table[table[:, 0] >= gamma]
     reached = [int((roomy[:, 3] > i).sum()) for i in range(gamma)]
     tried = [int((roomy[:, 2] > i).sum()) for i in range(gamma)]
@@ -56,7 +55,6 @@ def acceptance(requests: Iterable[RequestTrace], gamma: int) -> Acceptance:
         draft_acceptance_rate=_share(accepted, proposed),
         proposed_per_iteration=proposed / len(table),
         accepted_per_iteration=accepted / len(table),
-        emitted_per_iteration=emitted / len(table),
     )
 
 

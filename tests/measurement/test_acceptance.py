@@ -49,7 +49,6 @@ def test_accept_reject_accept_counts_one_and_a_miss_counts_nothing():
     assert found.acceptance_rate == pytest.approx(6 / 7)
     assert found.draft_acceptance_rate == pytest.approx(6 / 8)
     assert (found.proposed_per_iteration, found.accepted_per_iteration) == (2.0, 1.5)
-    assert found.emitted_per_iteration == 2.5
 
 
 def test_what_was_never_tested_has_no_conditional_acceptance():

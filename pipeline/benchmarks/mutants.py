@@ -16,7 +16,7 @@ from pipeline.engines.decoding.transform import draw, probabilities
 from pipeline.records.cell import Sampling
 
 
-def _subtract_only_at_the_draft(
+def subtract_only_at_the_draft(
     p: Tensor, q: Tensor, drafted: Tensor, dlen: Tensor, u_accept: Tensor, u_residual: Tensor, u_plain: Tensor
 ) -> Accepted:
     right = accept_probabilistic(p, q, drafted, dlen, u_accept, u_residual, u_plain)
@@ -25,7 +25,7 @@ def _subtract_only_at_the_draft(
     return Accepted(count=right.count, next_token=wrong.next_token)
 
 
-def _draw_from_p_after_a_rejection(
+def draw_from_p_after_a_rejection(
     p: Tensor, q: Tensor, drafted: Tensor, dlen: Tensor, u_accept: Tensor, u_residual: Tensor, u_plain: Tensor
 ) -> Accepted:
     count = accept_probabilistic(p, q, drafted, dlen, u_accept, u_residual, u_plain).count
@@ -34,8 +34,8 @@ def _draw_from_p_after_a_rejection(
 
 
 _ACCEPTANCE: dict[str, Callable[..., Accepted]] = {
-    "residual subtracts q only at the drafted token": _subtract_only_at_the_draft,
-    "final token from p after a rejection": _draw_from_p_after_a_rejection,
+    "residual subtracts q only at the drafted token": subtract_only_at_the_draft,
+    "final token from p after a rejection": draw_from_p_after_a_rejection,
 }
 _UNTRANSFORMED = "untransformed q"
 

@@ -17,7 +17,7 @@ from pipeline.training.job import train_head
 
 USAGE = """usage: python -m jobs.train_head [KEY=VALUE ...]
 
-Makes an EAGLE-3 head for a target from what the target itself writes, and measures it beside n-gram on held-out prompts.
+Makes an EAGLE-3 head for a target from what that writes itself, and measures it beside n-gram on held-out prompts.
   target=[smollm2]  workload=[chat]  minutes=30  name=NAME  output_dir=runs  fresh=true
   collect.sampled=0.2  'collect.text=[notes.txt]'  fit.epochs=6  head.vocabulary=8192  tracking=none
 Every key, with its default and what it means, stands in conf/train_head.yaml; the same command again resumes.

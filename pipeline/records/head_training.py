@@ -127,7 +127,7 @@ class Agreement:
 
 @dataclass(frozen=True, kw_only=True)
 class Drafted:
-    """What the engine saw with a draft at ``gamma``, greedy, on the same prompts (``pipeline.measurement.acceptance``)."""
+    """What the engine saw with a draft at ``gamma``, greedy, on the same prompts (see ``measurement.acceptance``)."""
 
     gamma: int
     acceptance_rate: float | None

@@ -19,7 +19,7 @@ NOTE_EVERY_S = 10.0
 
 
 class TrainingLines:
-    """Implements ``training.progress.TrainingProgress``: a line that changes on a terminal, lines with a time elsewhere.
+    """Implements ``training.progress.TrainingProgress``: one line that changes on a terminal, many elsewhere.
 
     ``clock`` is in seconds and never goes back.
     """
@@ -121,10 +121,11 @@ def result_table(report: HeadReport) -> Table:
 
 def _told(report: HeadReport) -> str:
     return (
-        f"learned from {report.learned_places} places in {report.learned_texts} texts ({report.prompts_written} prompts "
-        f"written by {report.target.name} itself); {report.collecting_s / 60:.1f} min collecting, "
-        f"{report.learning_s / 60:.1f} min learning, {report.measuring_s / 60:.1f} min measuring; it knows the target's "
-        f"token at {report.coverage:.1%} of the held-out places"
+        f"learned from {report.learned_places} places in {report.learned_texts} texts "
+        f"({report.prompts_written} prompts written by {report.target.name} itself); "
+        f"{report.collecting_s / 60:.1f} min collecting, "
+        f"{report.learning_s / 60:.1f} min learning, {report.measuring_s / 60:.1f} min measuring; "
+        f"it knows the target's token at {report.coverage:.1%} of the held-out places"
     )
 
 

@@ -88,7 +88,8 @@ class HeadView:
         self._connection, self._run = connection, run
 
     def _write_looks(self) -> None:
-        assert self._connection is not None and self._run is not None
+        assert self._connection is not None
+        assert self._run is not None
         known = int(self._run.tags.get(_LOOKS, "0"))
         points = [point for look in self._looks[known:] for point in look_points(look)]
         payload = Payload(name="", identity="", metrics=points, tags={_LOOKS: str(len(self._looks))})
@@ -98,7 +99,8 @@ class HeadView:
     def _end(self, status: Ending, report: HeadReport | None, artifacts: Sequence[Path]) -> None:
         if self._connection is None:
             self._connect()
-        assert self._connection is not None and self._run is not None
+        assert self._connection is not None
+        assert self._run is not None
         self._write_looks()
         if report is not None:
             points = [point for result in report.results for point in result_points(result)]

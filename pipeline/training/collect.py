@@ -11,7 +11,7 @@ from pipeline.engines.contract import Request
 from pipeline.records.cell import Sampling, Workload
 from pipeline.records.failure import InputError
 from pipeline.records.head_training import HeadTraining
-from pipeline.training.prompts import Novelty, cleaned, opening
+from pipeline.training.prompts import Novelty, Opening, cleaned
 from pipeline.training.teacher import Lesson, Teacher
 from pipeline.workloads.arrange import arrange
 from pipeline.workloads.load import load_prompts
@@ -39,7 +39,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Split:
-    """A workload's prompts, by what they are for; all different. ``left_out``: too long, or awaiting earlier answers."""
+    """A workload's prompts, by what they are for; all different. ``left_out``: too long, or awaiting answers."""
 
     workload: Workload
     held_out: tuple[Asked, ...]
@@ -87,15 +87,16 @@ class Writer:
     ) -> None:
         self._settings = settings
         self._teacher = teacher
-        self._opening = opening(settings.target, teacher.tokenizer)
+        self._opening = Opening(settings.target, teacher.tokenizer)
         self._special = [t for t in getattr(teacher.tokenizer, "all_special_tokens", []) if t.strip()]
         self._novelty = Novelty([asked.said for each in splits for asked in (*each.held_out, *each.watched)])
         self._beginnings = [asked.said.split() for each in splits for asked in each.learned]
         self._states = states
         self._answer_tokens = max(each.workload.output_tokens for each in splits)
-        if not self._opening.before and not self._beginnings:
+        self._needs_words = not self._opening.tokens("")
+        if self._needs_words and not self._beginnings:
             raise InputError(
-                f"target {settings.target.name}: without a chat template and with no workload prompt left to learn from "
+                f"target {settings.target.name}: without a chat template, and with no prompt left to learn from, "
                 "there is nothing that a prompt could begin with; lower collect.held_out or collect.watched"
             )
 
@@ -104,8 +105,8 @@ class Writer:
         draw = random.Random(f"{self._settings.seed}:{index}")
         begun, requests = [], []
         for number in range(self._settings.collect.requests):
-            begun.append(self._beginning(draw, always=not self._opening.before or number % 2 == 1))
-            tokens = self._teacher.tokenizer.encode(self._opening.before + begun[-1], add_special_tokens=False)
+            begun.append(self._beginning(draw, self._needs_words or number % 2 == 1))
+            tokens = self._opening.tokens(begun[-1])
             request = _request(str(number), tokens, self._settings.collect.prompt_tokens, draw.getrandbits(32))
             requests.append(replace(request, stop_token_ids=self._opening.stops))
         rows = self._teacher.write(requests, WARM, self._settings.collect.slots, look)
@@ -154,8 +155,8 @@ class Writer:
                 look(1)
         return lessons
 
-    def _beginning(self, draw: random.Random, always: bool) -> str:
-        if not always or not self._beginnings:
+    def _beginning(self, draw: random.Random, wanted: bool) -> str:
+        if not wanted or not self._beginnings:
             return ""
         words = draw.choice(self._beginnings)
         return " ".join(words[: draw.randint(1, _MOST_WORDS)])

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.records.head_training import HeadTraining
-from pipeline.training.budget import Budget
 from pipeline.training.collect import Asked, Split, Writer
 from pipeline.training.lessons import LessonStore
 from pipeline.training.progress import Stopped, TrainingProgress
@@ -30,7 +29,7 @@ class Collected:
 
 
 class Collecting:
-    """Everything that ``store`` lacks is made, nothing twice. ``began``: by ``time.monotonic``, when this start began."""
+    """Everything that ``store`` lacks is made, nothing twice. ``stop``: whether a signal asked to end."""
 
     def __init__(
         self,
@@ -73,12 +72,22 @@ class Collecting:
             prompts = self._writer.prompts(number, self._look(f"batch {number + 1}: writing prompts"))
             asked = self._writer.asked(prompts)
             lessons = self._answers(asked, number + 1)
+            if not lessons:
+                self._progress.warn(
+                    f"{self._settings.target.name} wrote no prompts that are new and clean: no more are asked of it"
+                )
+                return
             batch_s = time.monotonic() - began
             self._store.add(WRITTEN, lessons, batch_s, prompts)
             tokens = sum(len(lesson.choices.ids) for lesson in lessons)
+            rate = tokens / batch_s
             self._progress.say(
-                f"collected batch {number + 1}: {len(lessons)} prompts, {tokens} tokens, {tokens / batch_s:.0f} tokens/s"
+                f"collected batch {number + 1}: {len(lessons)} texts, {tokens} tokens, {rate:.0f} tokens/s"
             )
+
+    def close(self) -> None:
+        """Let go of the target."""
+        del self._writer
 
     def load(self) -> Collected:
         """Everything that is on disk."""

@@ -146,13 +146,16 @@ class _Job:
             learning_s = self._budget.learning_s(spent + time.monotonic() - self._began)
             self._write_plan(learning_s)
         collected = collecting.load()
-        del teacher, collecting  # the target's weights are not needed to learn from what it said
+        if not collected.learned:
+            raise InputError(f"{self._settings.target.name}: there is nothing to learn from; give files by collect.text")
+        collecting.close()
+        del teacher  # the target's weights are not needed to learn from what it said
 
         new = self._new(parts, collected.learned)
         fit = self._fit(new, self._work / _CHECKPOINT)
         self._progress.say(
-            f"learning for {learning_s / 60:.1f} min from {sum(len(x.choices.ids) for x in collected.learned)} places in "
-            f"{len(collected.learned)} texts"
+            f"learning for up to {learning_s / 60:.1f} min from {sum(len(x.choices.ids) for x in collected.learned)} "
+            f"places in {len(collected.learned)} texts"
         )
         went_through = fit.run(
             collected.learned,
@@ -208,7 +211,7 @@ class _Job:
         """Whether to go on to learning: when as many tokens are there as were asked for, or by the time there is."""
         batches = store.count(WRITTEN)
         if batches < 1:
-            return False
+            return False  # the rate at which it learns is tried on a whole batch
         learned = collecting.load().learned
         entries = sum(len(lesson.choices.ids) for lesson in learned)
         if self._settings.collect.tokens is not None:

@@ -22,8 +22,8 @@ from pipeline.training.teacher import Lesson
 class LessonStore:
     """Files ``KIND-NNNNN.safetensors`` of a folder, each whole or not there.
 
-    Kept because reading a text anew costs the target's whole forward; 2 bytes a number, so 3.5 kB a token for three states
-    of 576. They are mapped, not read: memory holds what is in use.
+    Kept because reading a text anew costs the target's whole forward; 2 bytes a number, 3.5 kB a token for three
+    states of 576. They are mapped, not read: memory holds what is in use.
     """
 
     def __init__(self, folder: Path) -> None:

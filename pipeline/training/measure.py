@@ -1,4 +1,4 @@
-"""A trained head beside n-gram, on held-out prompts: where it agrees with the target, and what the engine makes of it."""
+"""A trained head beside n-gram on held-out prompts: where each is right, and what the engine makes of it."""
 
 from __future__ import annotations
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from pipeline.engines.contract import Tokenizer
 from pipeline.records.failure import InputError
 from pipeline.records.target import Target
 from pipeline.workloads.prompt import Message, Prompt
-from pipeline.workloads.render import render
+from pipeline.workloads.render import chat_text, render
 
 MARK = "\u2042\u2042\u2042"
 """Stands for what the user says where a template is taken apart; no template contains it."""
@@ -26,26 +25,35 @@ _NEAR = 0.3
 _WORD = re.compile(r"\w+")
 
 
-@dataclass(frozen=True)
 class Opening:
-    """How a user's turn is written for a target: ``before`` the user's words, and ``stops``, tokens that end them."""
+    """How a user's turn is written for ``target``. ``stops``: tokens that end it.
 
-    before: str
-    stops: tuple[int, ...]
-
-
-def opening(target: Target, tokenizer: Tokenizer) -> Opening:
-    """Of ``target``'s chat template; nothing but a beginning-of-text token where there is no template.
-
-    Raises InputError for a template that does not render what the user says as it is.
+    Raises InputError for a template that does not show what the user says.
     """
-    tokens = render(Prompt("opening", (Message("user", MARK),)), target, tokenizer)
-    before, mark, after = tokenizer.decode(tokens).partition(MARK)
-    if not mark:
-        raise InputError(f"target {target.name}: its chat template does not show what the user says")
-    following = tokenizer.encode(after, add_special_tokens=False)[:1]
-    special = set(getattr(tokenizer, "all_special_ids", ()))
-    return Opening(before, tuple(token for token in following if token in special))
+
+    def __init__(self, target: Target, tokenizer: Tokenizer) -> None:
+        self.stops: tuple[int, ...] = ()
+        self._target = target
+        self._tokenizer = tokenizer
+        self._before: str | None = None
+        if target.chat_template != "plain":
+            text = chat_text(Prompt("opening", (Message("user", MARK),)), target, tokenizer)
+            self._before, mark, after = text.partition(MARK)
+            if not mark:
+                raise InputError(f"target {target.name}: its chat template does not show what the user says")
+            special = set(getattr(tokenizer, "all_special_ids", ()))
+            following = tokenizer.encode(after, add_special_tokens=False)[:1]
+            self.stops = tuple(token for token in following if token in special)
+
+    def tokens(self, words: str) -> tuple[int, ...]:
+        """Up to where the user has said ``words``; () for none where nothing stands before them."""
+        if self._before is not None:
+            return tuple(self._tokenizer.encode(self._before + words, add_special_tokens=False))
+        said = Prompt("opening", (Message("user", words),))
+        try:
+            return render(said, self._target, self._tokenizer)
+        except InputError:
+            return ()
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -54,7 +62,7 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def cleaned(text: str, special: Iterable[str]) -> str | None:
-    """``text`` as a prompt, None if no user would have written it: too short, garbled, repeating, or a special token."""
+    """``text`` as a prompt, None if no user would have written it: too short, garbled, repeating, special tokens."""
     text = text.strip()
     said = words(text)
     if len(said) < LEAST_WORDS or any(token in text for token in special):

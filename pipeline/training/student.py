@@ -35,8 +35,8 @@ class Student:
     def unroll(self, tokens: Tensor, states: Tensor, steps: int) -> list[Tensor]:
         """The layer's outputs [B, T, H] at each of ``steps`` draft steps.
 
-        ``states`` [B, T, states · H] are the target's, ``tokens`` [B, T] those that follow them. Entry i of step s means
-        nothing for i < s. Rows are padded at their end.
+        ``states`` [B, T, states · H] are the target's, ``tokens`` [B, T] those that follow them. Entry i of step s
+        means nothing for i < s. Rows are padded at their end.
         """
         weights = self.weights
         length = tokens.shape[1]

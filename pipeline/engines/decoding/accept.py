@@ -24,7 +24,7 @@ def accept_greedy(logits: Tensor, drafted: Tensor, dlen: Tensor) -> Accepted:
     ``logits`` [C, W, V] of the target at the last committed token and at each proposal; ``drafted`` int64 [C, W−1];
     ``dlen`` int64 [C], how many of a row's proposals are real (0 to W−1; the rest may hold any token id).
     """
-    return _accept_matching(logits.argmax(dim=-1), drafted, dlen)
+    return _accept_matching(logits.float().argmax(dim=-1), drafted, dlen)
 
 
 def accept_one_hot(p: Tensor, drafted: Tensor, dlen: Tensor, u_plain: Tensor) -> Accepted:

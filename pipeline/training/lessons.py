@@ -146,9 +146,12 @@ def epoch(lessons: Sequence[Lesson], tokens: int, seed: int) -> list[list[int]]:
     draw.shuffle(order)
     order.sort(key=lambda index: len(lessons[index].tokens) + draw.randrange(16))
     batches: list[list[int]] = [[]]
+    longest = 0
     for index in order:
-        if batches[-1] and (len(batches[-1]) + 1) * len(lessons[index].tokens) > tokens:
+        longest = max(longest, len(lessons[index].tokens))
+        if batches[-1] and (len(batches[-1]) + 1) * longest > tokens:
             batches.append([])
+            longest = len(lessons[index].tokens)
         batches[-1].append(index)
     draw.shuffle(batches)
     return batches

@@ -147,7 +147,9 @@ class _Job:
             self._write_plan(learning_s)
         collected = collecting.load()
         if not collected.learned:
-            raise InputError(f"{self._settings.target.name}: there is nothing to learn from; give files by collect.text")
+            raise InputError(
+                f"{self._settings.target.name}: there is nothing to learn from; give files by collect.text"
+            )
         collecting.close()
         del teacher  # the target's weights are not needed to learn from what it said
 

@@ -27,7 +27,14 @@ def test_what_is_cleaned_stays_clean(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "two words", "one <|end|> two three four", "a bad \ufffd sign in here", "no no no no no no no yes", "a \x00 b c d"],
+    [
+        "",
+        "two words",
+        "one <|end|> two three four",
+        "a bad \ufffd sign in here",
+        "no no no no no no no yes",
+        "a \x00 b c d",
+    ],
 )
 def test_what_no_user_writes_is_not_kept(text: str) -> None:
     assert cleaned(text, ["<|end|>"]) is None

@@ -1,4 +1,4 @@
-"""What is trained is what drafts: each unrolled step equals the engine's head on the same text, and its gradient flows."""
+"""What is trained is what drafts: each unrolled step equals the engine's head on the same text, and gradients flow."""
 
 from __future__ import annotations
 

@@ -54,7 +54,10 @@ def tiny_chat(folder: Path, family: str = "llama", template: str | None = TEMPLA
 def prompts_file(path: Path, count: int = 8) -> Path:
     """Chat JSONL of so many prompts, all different."""
     lines = [
-        {"id": f"p{i}", "messages": [{"role": "user", "content": " ".join(f"w{5 + (7 * i + j) % 59}" for j in range(5))}]}
+        {
+            "id": f"p{i}",
+            "messages": [{"role": "user", "content": " ".join(f"w{5 + (7 * i + j) % 59}" for j in range(5))}],
+        }
         for i in range(count)
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -13,29 +13,14 @@ from torch import Tensor
 
 from pipeline.records.head_training import FitSettings, Look
 from pipeline.tracking.atomic import replacing
+from pipeline.training.divergence import Vocabulary, Wanted, divergence
 from pipeline.training.lessons import Batch, collate, epoch
-from pipeline.training.recorder import Choices
 from pipeline.training.student import Student
 from pipeline.training.teacher import Lesson
 
-_NO_TOKEN = -1
 _FLOOR = 0.02
 """Of the learning rate, where the cosine ends."""
 _WATCH_TOKENS = 8192
-
-
-class Vocabulary:
-    """The head's own numbers of the target's tokens: ``ids`` int64 [V'] of them, ascending, out of ``size``."""
-
-    def __init__(self, ids: Tensor, size: int) -> None:
-        self.ids = ids
-        self.size = size
-        self._own = torch.full((size,), _NO_TOKEN, dtype=torch.int64)
-        self._own[ids] = torch.arange(len(ids))
-
-    def own(self, tokens: Tensor) -> Tensor:
-        """Int64, −1 for tokens that the head does not know."""
-        return self._own[tokens.long()]
 
 
 @dataclass(frozen=True)
@@ -47,30 +32,15 @@ class StepLoss:
     right: Tensor
 
 
-def divergence(logits: Tensor, choices: Choices, vocabulary: Vocabulary) -> Tensor:
-    """The cross entropy of the head's ``logits`` [M, V'] with the target's choices, a mean over places.
-
-    The target's distribution is taken over those of its likeliest tokens that the head knows. A place whose likeliest
-    token the head does not know teaches nothing: a draft there cannot be right.
-    """
-    own = vocabulary.own(choices.ids)
-    known = own >= 0
-    taught = known[:, 0]
-    wanted = torch.softmax(choices.logits.float().masked_fill(~known, -math.inf), dim=-1)
-    chosen = torch.gather(logits, 1, own.clamp_min(0)).float()
-    loss = torch.logsumexp(logits.float(), dim=-1) - (wanted.nan_to_num() * chosen).sum(-1)
-    return torch.where(taught, loss, 0.0).sum() / taught.sum().clamp_min(1)
-
-
 def step_losses(student: Student, batch: Batch, vocabulary: Vocabulary, steps: int) -> list[StepLoss]:
     """One for each draft step; its places are those of the batch whose chain begins within the text."""
+    wanted = Wanted.of(batch.choices, vocabulary)
     found = []
     for step, out in enumerate(student.unroll(batch.tokens, batch.states, steps)):
         places = batch.columns >= step
-        logits, _ = student.weights.predict(out[batch.rows[places], batch.columns[places]])
-        choices = Choices(batch.choices.ids[places], batch.choices.logits[places])
-        right = logits.detach().argmax(-1) == vocabulary.own(choices.ids[:, 0])
-        found.append(StepLoss(divergence(logits, choices, vocabulary), right))
+        normed = student.weights.norm(out[batch.rows[places], batch.columns[places]])
+        asked = Wanted(wanted.own[places], wanted.shares[places], wanted.taught[places])
+        found.append(StepLoss(*divergence(normed, student.weights.lm_head, asked)))
     return found
 
 
@@ -119,8 +89,8 @@ class Fit:
         self._best: dict[str, Tensor] = {}
         self._losses: list[float] = []
         weights = student.weights
-        matrices = [weight for weight in weights.parameters() if weight.dim() > 1]
-        vectors = [weight for weight in weights.parameters() if weight.dim() == 1]
+        matrices = [weight for weight in weights.parameters() if weight.dim() > 1 and weight.requires_grad]
+        vectors = [weight for weight in weights.parameters() if weight.dim() == 1 and weight.requires_grad]
         self._optimizer = torch.optim.AdamW(
             [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
             lr=settings.learning_rate,

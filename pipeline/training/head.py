@@ -18,20 +18,25 @@ from pipeline.training.teacher import Lesson, TargetParts
 
 ENTRIES, TENSORS = "config.json", "model.safetensors"
 _OUT_OF_THE_LAYER = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
+_READ_BOTH = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
+_GIVEN = {"hidden_norm.weight": "input_layernorm.weight"}
+"""What norms the state here norms a layer's input there."""
 _DEVIATION = 0.02
 
 
 def known_tokens(lessons: Sequence[Lesson], vocabulary: int, most: int) -> Tensor:
-    """The ``most`` tokens that the target expects most often, int64 [≤ most], ascending.
+    """The ``most`` tokens that are used most, int64 [≤ most], ascending.
 
-    Expected counts rather than what it wrote: each place counts for all of its likely tokens.
+    By expected counts, in which each place counts for all of its likely tokens, and half as much by what stands in the
+    texts, prompts included: answers take up their words. Of tokens that are never used, those with the least ids, which
+    a tokenizer learned first.
     """
     expected = torch.zeros(vocabulary, dtype=torch.float64)
     for lesson in lessons:
         shares = torch.softmax(lesson.choices.logits.double(), dim=-1)
         expected.index_add_(0, lesson.choices.ids.long().flatten(), shares.flatten())
-    likeliest = torch.argsort(expected, descending=True, stable=True)[:most]
-    return likeliest[expected[likeliest] > 0].sort().values
+        expected.index_add_(0, lesson.tokens.long(), torch.full((len(lesson.tokens),), 0.5, dtype=torch.float64))
+    return torch.argsort(expected, descending=True, stable=True)[:most].sort().values
 
 
 def entries_for(
@@ -68,10 +73,11 @@ def config_of(entries: Mapping[str, object], parts: TargetParts) -> Eagle3Config
 
 
 def new_weights(config: Eagle3Config, parts: TargetParts, ids: Tensor, states: int, seed: int) -> Eagle3Weights:
-    """Small random weights in fp32, but for what the target knows already: its output rows and final norm.
+    """In fp32. What the target knows already is taken over, for there is little to learn from: its output rows, its
+    final norm, and its last layer, which then reads the state beside the embedding. The rest is small and random.
 
-    The layer adds nothing at first, and the last of the fused states goes through: drafting begins as if the target's
-    late state spoke for the token after next.
+    Where the target's layer is not a llama's, the head's own adds nothing at first. The last of the fused states goes
+    through.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -86,7 +92,22 @@ def new_weights(config: Eagle3Config, parts: TargetParts, ids: Tensor, states: i
             weights.lm_head.weight.copy_(parts.output[ids])
             if parts.norm is not None:
                 weights.norm.weight.copy_(parts.norm)
+            for name, weight in weights.layers[0].named_parameters():
+                _take_over(weight, name, parts)
     return weights
+
+
+def _take_over(weight: Tensor, name: str, parts: TargetParts) -> None:
+    """Copy the target's ``name`` into ``weight``, or into the part of it that reads the state."""
+    given = parts.last_layer.get(_GIVEN.get(name, name))
+    if given is None or name == "input_layernorm.weight":
+        return
+    if weight.dim() == 1:
+        weight.copy_(given)
+        return
+    into = weight[:, -parts.hidden_size :] if name.endswith(_READ_BOTH) else weight[: given.shape[0], : given.shape[1]]
+    if into.shape == given.shape:
+        into.copy_(given)
 
 
 def write_head(

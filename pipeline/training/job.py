@@ -26,7 +26,8 @@ from pipeline.tracking.mlflow_head import HeadView
 from pipeline.training.budget import Budget
 from pipeline.training.collect import Split, split
 from pipeline.training.collecting import WRITTEN, Collected, Collecting
-from pipeline.training.fit import Fit, Vocabulary
+from pipeline.training.divergence import Vocabulary
+from pipeline.training.fit import Fit
 from pipeline.training.head import config_of, entries_for, known_tokens, new_weights, write_head
 from pipeline.training.lessons import LessonStore
 from pipeline.training.measure import measure

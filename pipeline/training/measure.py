@@ -18,7 +18,8 @@ from pipeline.records.head_training import Agreement, Drafted, HeadOnWorkload, H
 from pipeline.records.settings import EngineSettings
 from pipeline.records.target import Draft, Eagle3, Ngram, Target
 from pipeline.training.collect import GREEDY, Split, requests_for
-from pipeline.training.fit import Vocabulary, step_losses
+from pipeline.training.divergence import Vocabulary
+from pipeline.training.fit import step_losses
 from pipeline.training.lessons import collate
 from pipeline.training.student import Student
 from pipeline.training.teacher import Lesson, Teacher

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pipeline.engines.contract import OFF, Request, Tokenizer
@@ -25,12 +25,19 @@ from pipeline.records.target import DType, Target
 from pipeline.records.trace import RequestTrace
 from pipeline.training.recorder import Choices, ChoiceTap, Recorder, likeliest
 
+_PROJECTIONS = frozenset(
+    f"{part}_proj.weight"
+    for part in ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down")
+)
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+
 
 @dataclass(frozen=True)
 class TargetParts:
     """What a head takes over from its target: sizes and weights.
 
-    ``embeddings`` and ``output`` [V, H]; ``norm`` [H] of the final state, None where it is no RMS norm.
+    ``embeddings`` and ``output`` [V, H]; ``norm`` [H], the scale of the final state, None where it is no RMS norm;
+    ``last_layer``: what of it has the parts of a llama's, by their names there, norms as scales.
     """
 
     hidden_size: int
@@ -44,13 +51,13 @@ class TargetParts:
     embeddings: Tensor
     output: Tensor
     norm: Tensor | None
+    last_layer: Mapping[str, Tensor]
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> TargetParts:
         config = model.config.get_text_config()
         hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
-        norm = getattr(model.base_model, "norm", None)
-        own_scale = None if getattr(norm, "bias", None) is not None else getattr(norm, "weight", None)
+        layers = getattr(model.base_model, "layers", None)
         return cls(
             hidden_size=hidden,
             vocabulary=int(config.vocab_size),
@@ -62,13 +69,34 @@ class TargetParts:
             trained_length=int(getattr(config, "max_position_embeddings", 2048)),
             embeddings=model.get_input_embeddings().weight.detach(),
             output=model.get_output_embeddings().weight.detach(),
-            norm=None if own_scale is None else own_scale.detach(),
+            norm=_scale(getattr(model.base_model, "norm", None), hidden),
+            last_layer={} if layers is None else _llama_parts(layers[-1], hidden),
         )
 
     @property
     def default_states(self) -> tuple[int, ...]:
         """An early state, by which equal tokens are found again, a middle one, and one that knows what comes next."""
         return (min(2, self.layers - 1), self.layers // 2, max(self.layers - 2, 1))
+
+
+def _scale(norm: nn.Module | None, hidden: int) -> Tensor | None:
+    """What an RMS norm multiplies by, found by its effect: some families keep it less one. None for other norms."""
+    if norm is None or getattr(norm, "bias", None) is not None or not hasattr(norm, "weight"):
+        return None
+    weight = norm.weight
+    assert isinstance(weight, Tensor)
+    with torch.no_grad():
+        scale: Tensor = norm(torch.ones(hidden, dtype=weight.dtype, device=weight.device))
+    return scale.float()
+
+
+def _llama_parts(layer: nn.Module, hidden: int) -> dict[str, Tensor]:
+    found = {name: weight.detach() for name, weight in layer.named_parameters() if name in _PROJECTIONS}
+    for name in _NORMS:
+        scale = _scale(getattr(layer, name, None), hidden)
+        if scale is not None:
+            found[f"{name}.weight"] = scale
+    return found
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pipeline.records.target import Draft, Head
 
 TOKENS = 6
 GAMMA = 2
-"""The token of the prefill, a block of up to γ + 1, and at least one block more: after a full accept it still drafts."""
+"""The prefill's token, a block of up to γ + 1, and one more at least, which drafts after a full accept too."""
 PROMPT = (3, 5, 1, 3, 5, 6, 1)
 
 Texts = NDArray[np.int8]

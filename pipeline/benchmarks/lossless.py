@@ -58,7 +58,7 @@ class Options:
     """
 
     samples: int = 20_000
-    texts: int = 2_000
+    texts: int = 1_500
     only: str = ""
     processes: int | None = None
 

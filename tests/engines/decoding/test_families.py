@@ -158,12 +158,16 @@ SCALINGS = {
 }
 
 
+@pytest.mark.parametrize("end_to_end", [True, False])
 @pytest.mark.parametrize("family", SCALINGS)
-def test_scaling_by_length_decodes_up_to_the_original_length_and_is_refused_beyond(family: str, tmp_path: Path) -> None:
+def test_scaling_by_length_decodes_up_to_the_original_length_and_is_refused_beyond(
+    family: str, end_to_end: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Beyond it transformers turns every key as far as the longest row of a batch says: no row is then its own."""
     rope, lengths = SCALINGS[family]
     model = tiny_model(tiny_config(family, rope_parameters={"rope_theta": 1e4, **rope}, **lengths), tmp_path)
     engine = opened(tmp_path, [NGRAM])
+    monkeypatch.setattr(engine._opened().model, "lays_end_to_end", end_to_end)  # else padding stands past the end
     assert engine.facts.max_context == ORIGINAL
     room = [replace(request, max_new_tokens=ORIGINAL - len(request.tokens)) for request in REQUESTS]
     wanted = [generated(model, request.tokens, request.max_new_tokens) for request in room]

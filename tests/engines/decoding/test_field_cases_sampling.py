@@ -26,6 +26,7 @@ from pipeline.engines.decoding.accept import Accepted, accept_greedy
 from pipeline.engines.decoding.engine import DecodingEngine
 from pipeline.engines.decoding.proposers import chain
 from pipeline.engines.decoding.proposers.contract import Proposal
+from pipeline.engines.decoding.ragged import Ragged
 from pipeline.engines.decoding.slots import Slots
 from pipeline.engines.decoding.transform import probabilities
 from pipeline.measurement.gates import GateError, check_text
@@ -146,7 +147,8 @@ def check_that_lookup_writes_the_plain_text(engine: DecodingEngine) -> None:
     assert check_text(engine, TIES, trace, plain, GREEDY, Protocol()) == 0
 
 
-def accept_the_second_best_too(logits: Tensor, drafted: Tensor, dlen: Tensor) -> Accepted:
+def accept_the_second_best_too(logits: Tensor, drafted: Tensor, dlen: Tensor, ragged: Ragged | None = None) -> Accepted:
+    logits = logits if ragged is None else ragged.spread(logits)
     best = logits.topk(2, dim=-1).indices
     wanted = best[..., 0].clone()
     wanted[:, :-1] = torch.where(drafted == best[:, :-1, 1], drafted, wanted[:, :-1])

@@ -14,6 +14,7 @@ from pipeline.engines.decoding.accept import (
 )
 from pipeline.engines.decoding.proposers.contract import Proposal
 from pipeline.engines.decoding.slots import Ints
+from pipeline.engines.decoding.transfer import to_device
 from pipeline.engines.decoding.transform import draw, probabilities
 from pipeline.engines.decoding.uniform import ACCEPT, PLAIN, RESIDUAL, uniforms
 from pipeline.records.cell import Sampling
@@ -31,7 +32,7 @@ def accept(logits: Tensor, proposal: Proposal, seeds: Ints, index: Ints, samplin
 
     ``logits`` [A, W, V] follow the last committed token and each proposal. Greedy builds neither p nor q.
     """
-    dlen = torch.from_numpy(proposal.proposed).to(logits.device)
+    dlen = to_device(proposal.proposed, logits.device)
     if sampling.greedy:
         return accept_greedy(logits, proposal.tokens, dlen)
     width = logits.shape[1]
@@ -46,5 +47,5 @@ def accept(logits: Tensor, proposal: Proposal, seeds: Ints, index: Ints, samplin
 
 def _uniforms(seeds: Ints, index: Ints, width: int, stream: int, device: torch.device) -> Tensor:
     """[A, width] for the tokens at ``index`` onwards."""
-    positions = torch.from_numpy(index[:, None] + np.arange(width)).to(device)
-    return uniforms(torch.from_numpy(seeds).to(device), positions, stream)
+    positions = to_device(index[:, None] + np.arange(width), device)
+    return uniforms(to_device(seeds, device), positions, stream)

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from weakref import WeakSet
 
 import torch
 
 from pipeline.engines.decoding.recordings import Capture
+
+
+class _Graph:
+    """A CUDA graph, alive as long as whoever replays it."""
+
+    def __init__(self) -> None:
+        self.captured = torch.cuda.CUDAGraph()
+
+    def replay(self) -> None:
+        self.captured.replay()
 
 
 class CudaGraphs:
@@ -17,11 +28,14 @@ class CudaGraphs:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
+        self._alive: WeakSet[_Graph] = WeakSet()
 
     def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
         """See ``Capture``. What makes the host wait for the device is found before a capture, which it would spoil."""
         current = torch.cuda.current_stream(self._device)
-        graph = torch.cuda.CUDAGraph()
+        graph = _Graph()
+        if not self._alive:  # the pool went with the last of its graphs
+            self._pool = torch.cuda.graph_pool_handle()
         try:
             self._stream.wait_stream(current)
             with torch.cuda.stream(self._stream):
@@ -30,11 +44,14 @@ class CudaGraphs:
                     work()
             self._stream.synchronize()
             # Other threads of a worker may use CUDA meanwhile.
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(
+                graph.captured, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
                 work()
         finally:
             torch.cuda.set_stream(current)  # a capture that fails leaves its own stream behind
         current.wait_stream(self._stream)
+        self._alive.add(graph)
         return graph.replay
 
 

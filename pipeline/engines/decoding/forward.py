@@ -19,6 +19,7 @@ from pipeline.engines.decoding.hidden import HiddenTap
 from pipeline.engines.decoding.masks import MaskPlan
 from pipeline.engines.decoding.norms import fuse_norms
 from pipeline.engines.decoding.packing import pack
+from pipeline.engines.decoding.ragged import Ragged
 from pipeline.engines.decoding.recordings import Recordings
 from pipeline.engines.decoding.slots import Ints
 from pipeline.engines.decoding.transfer import on_host, to_device
@@ -43,7 +44,10 @@ class CachedModel:
         # transformers' sdpa leaves soft caps out
         capped = getattr(self.config, "attn_logit_softcapping", None) is not None
         self._own_attention = "eager" if capped else model.config._attn_implementation
-        self._group = _query_group(self.config) if attention.install(model) else 1
+        installed = attention.install(model)
+        self._group = _query_group(self.config) if installed else 1
+        # On a GPU few rows more cost little, and what is recorded needs shapes that repeat.
+        self.lays_end_to_end = installed and device.type == "cpu" and recordings is None
         self._plan = MaskPlan.of(self.config)
         self._table = int(getattr(self.config, "max_position_embeddings", 2**31 - 1))
         self._one_logit = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -64,25 +68,30 @@ class CachedModel:
             self.cache = SlotCache(0, 0, self.device)  # the old one is freed before the new one is allocated
             self.cache = SlotCache(slots, rounded_columns(columns), self.device)
 
-    def forward(self, tokens: Tensor, first: Ints, row: int = 0, keep: int = 0) -> Tensor:
+    def forward(self, tokens: Tensor, first: Ints, row: int = 0, keep: int = 0, ragged: Ragged | None = None) -> Tensor:
         """Logits ``[B, W, V]`` after each of ``tokens`` [B, W]; only the last ``keep`` positions of W, unless 0.
 
         Row b of the batch is slot ``row`` + b, and its tokens stand at ``first[b]`` onwards: their K/V are written
-        there, and each sees the columns up to its own. Columns before ``first`` must be valid. Logits of a recorded
-        forward hold until the next one.
+        there, and each sees the columns up to its own. Columns before ``first`` must be valid. ``ragged`` (where this
+        ``lays_end_to_end``, from row 0, all logits kept): run only those of ``tokens``; their logits are [1, T, V].
+        Logits of a recorded forward hold until the next one.
         """
         if row == 0 and self.recordings is not None:
             logits = self._replay(self.recordings, tokens, first, keep)
             if logits is not None:
                 return logits
-        return self._forward(tokens, first, row, keep)
+        return self._forward(tokens, first, row, keep, ragged)
 
-    def _forward(self, tokens: Tensor, first: Ints, row: int, keep: int) -> Tensor:
+    def _forward(self, tokens: Tensor, first: Ints, row: int, keep: int, ragged: Ragged | None = None) -> Tensor:
         width = tokens.shape[1]
         positions = to_device(first[:, None] + np.arange(width), self.device)
         live = min(rounded_columns(int(first.max()) + width), self.cache.columns)
-        self.cache.place(row, first, positions, live)
-        return self._run(tokens, positions, live, keep)
+        self.cache.place(row, first, positions, live, ragged)
+        mask = self._plan.build(positions, live, self._group, self.model.dtype)
+        if ragged is not None:
+            tokens, positions = ragged.pack(tokens)[None], ragged.pack(positions)[None]
+        with attention.end_to_end(ragged):
+            return self._run(tokens, positions, mask, keep)
 
     def _replay(self, recordings: Recordings, tokens: Tensor, first: Ints, keep: int) -> Tensor | None:
         """As ``forward`` for slots 0 onwards, recorded; None where it cannot be.
@@ -99,7 +108,8 @@ class CachedModel:
         def body(tokens: Tensor, first: Tensor) -> tuple[Tensor, ...]:
             positions = first[:, None] + torch.arange(width, device=self.device)
             self.cache.place_anew(positions, live)
-            logits = self._run(tokens, positions, live, keep)
+            mask = self._plan.build(positions, live, self._group, self.model.dtype)
+            logits = self._run(tokens, positions, mask, keep)
             self.cache.forget_place()
             return (logits, *(tap.withdraw() if tap is not None else ()))
 
@@ -114,11 +124,11 @@ class CachedModel:
             tap.leave(outputs[1:])
         return outputs[0]
 
-    def _run(self, tokens: Tensor, positions: Tensor, live: int, keep: int) -> Tensor:
+    def _run(self, tokens: Tensor, positions: Tensor, mask: Tensor | dict[str, Tensor], keep: int) -> Tensor:
         """The model's forward over tokens whose place in the cache is said; logits as in ``forward``."""
         logits: Tensor = self.model(
             input_ids=tokens,
-            attention_mask=self._plan.build(positions, live, self._group, self.model.dtype),
+            attention_mask=mask,
             # Padding beyond a row's end may stand past a learned table; its column is still its own.
             position_ids=positions.clamp_max(self._table - 1),
             past_key_values=self.cache,

@@ -71,7 +71,10 @@ OFF = Schedule()
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
-    """What is loaded and on what it runs; ``device_id`` is the accelerator itself, not its kind."""
+    """What is loaded and on what it runs; ``device_id`` is the accelerator itself, not its kind.
+
+    ``graphs``: forwards of the target and its draft models are replayed CUDA graphs.
+    """
 
     engine: str
     device: str
@@ -85,6 +88,7 @@ class EngineFacts:
     vocabulary: int
     max_context: int
     device_id: str = ""
+    graphs: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -236,6 +236,7 @@ class _Round:
             target_revision=facts.target_revision,
             draft_revision=draft_revision,
             device_id=facts.device_id,
+            graphs=facts.graphs,
         )
 
 

@@ -61,6 +61,11 @@ def test_content_ids_do_not_depend_on_where_a_workload_lay_or_whether_a_a_was_as
     assert _content(cell) == _content(moved) == _content(cell, protocol=Protocol(a_a=True))
 
 
+def test_content_ids_are_known_before_a_run_shows_whether_graphs_can_be_captured(make_cell):
+    cell, facts = make_cell(), SimulatedEngine().facts
+    assert _content(cell, facts=facts) == _content(cell, facts=replace(facts, graphs=True))
+
+
 @given(st.text(), st.integers(0, 2**40))
 def test_a_request_names_its_prompt(name, index):
     assert prompt_id(request_id(name, index)) == name

@@ -70,3 +70,9 @@ def test_the_reason_names_the_field(make_measurement) -> None:
     broken["metrics"]["speedup"] = "fast"
     with pytest.raises(UnreadableError, match=r"metrics\..*speedup"):
         decode(json.dumps(broken).encode())
+
+
+def test_a_file_from_before_graphs_were_recorded_is_read(make_measurement) -> None:
+    old = json.loads(encode(make_measurement()))
+    del old["provenance"]["graphs"]
+    assert decode(json.dumps(old).encode()).provenance.graphs is False

@@ -58,6 +58,24 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._ragged = ragged
         self._column_index = positions if ragged is None else ragged.pack(positions)
 
+    def place_anew(self, positions: Tensor, live: int) -> None:
+        """As ``place`` for rows 0 … B − 1, known by ``positions`` [B, W] alone and leaning on nothing made before.
+
+        For a forward that is recorded: it must neither lean on what a later ``place`` throws away, nor leave behind
+        what only its replay fills. ``forget_place`` after it.
+        """
+        self.forget_place()
+        self._region = (0, len(positions), live)
+        self._row_index = torch.arange(len(positions), device=self._device)[:, None]
+        self._start = self._ragged = None
+        self._column_index = positions
+
+    def forget_place(self) -> None:
+        """The next ``place`` makes everything anew."""
+        self._region = (0, 0, 0)
+        self._views.clear()
+        self._row_index = self._column_index = torch.empty(0, dtype=torch.int64)
+
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:

@@ -18,8 +18,10 @@ from pipeline.engines.decoding.ledger import Ledger
 from pipeline.engines.decoding.prefilled import Prefilled, PrefillMemory
 from pipeline.engines.decoding.proposers.contract import Proposal, Proposer
 from pipeline.engines.decoding.ragged import Ragged
+from pipeline.engines.decoding.recordings import Pauses
 from pipeline.engines.decoding.sampler import accept, choose
 from pipeline.engines.decoding.slots import RUNNING, Ints, Slots
+from pipeline.engines.decoding.transfer import to_device
 from pipeline.records.cell import Sampling
 from pipeline.records.trace import Trace
 
@@ -36,6 +38,7 @@ class DecodingLoop:
         schedule: Schedule,
         requests: Sequence[Request],
         memory: PrefillMemory | None = None,
+        pauses: Pauses | None = None,
     ) -> None:
         self._target = target
         self._slots = slots
@@ -46,13 +49,14 @@ class DecodingLoop:
         self._waiting = deque(range(len(requests)))
         self._counted_left = sum(request.counted for request in requests)
         self._finished: list[int] = []
-        self._clock = Clock(target.device)
+        self._clock = Clock(target.device, pauses)
         self._ledger = Ledger(requests)
         self._memory = memory
         self._tap = HiddenTap(target.model, proposer.needs_hidden if proposer else ())
 
     def run(self) -> Trace:
         """Decode until every counted request has finished; fillers still in their slots are abandoned."""
+        self._target.tap = None if self._tap.idle else self._tap
         try:
             with torch.inference_mode():
                 self._clock.start_run()
@@ -67,6 +71,7 @@ class DecodingLoop:
             wall_s = self._clock.now_s()
         finally:
             self._tap.close()
+            self._target.tap = None
         for row in range(self._slots.active):
             if row not in self._finished:
                 self._record_finish(row, RUNNING, wall_s)
@@ -81,7 +86,7 @@ class DecodingLoop:
         proposal = self._draft(gamma)
 
         clock.verify_begins()
-        last = torch.from_numpy(slots.last_tokens(1)).to(self._target.device)
+        last = to_device(slots.last_tokens(1), self._target.device)
         tokens = last if proposal is None else torch.cat((last, proposal.tokens), dim=1)
         ragged = self._end_to_end(proposal)
         logits = self._target.forward(tokens, n - 1, ragged=ragged)

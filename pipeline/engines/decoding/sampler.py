@@ -15,6 +15,7 @@ from pipeline.engines.decoding.accept import (
 from pipeline.engines.decoding.proposers.contract import Proposal
 from pipeline.engines.decoding.ragged import Ragged
 from pipeline.engines.decoding.slots import Ints
+from pipeline.engines.decoding.transfer import to_device
 from pipeline.engines.decoding.transform import draw, probabilities
 from pipeline.engines.decoding.uniform import ACCEPT, PLAIN, RESIDUAL, uniforms
 from pipeline.records.cell import Sampling
@@ -35,7 +36,7 @@ def accept(
     ``logits`` [A, W, V] follow the last committed token and each proposal; with ``ragged``, only its T tokens, as
     [1, T, V]. Greedy builds neither p nor q.
     """
-    dlen = torch.from_numpy(proposal.proposed).to(logits.device)
+    dlen = to_device(proposal.proposed, logits.device)
     if ragged is not None:
         logits = logits[0]
     if sampling.greedy:
@@ -54,5 +55,5 @@ def accept(
 
 def _uniforms(seeds: Ints, index: Ints, width: int, stream: int, device: torch.device) -> Tensor:
     """[A, width] for the tokens at ``index`` onwards."""
-    positions = torch.from_numpy(index[:, None] + np.arange(width)).to(device)
-    return uniforms(torch.from_numpy(seeds).to(device), positions, stream)
+    positions = to_device(index[:, None] + np.arange(width), device)
+    return uniforms(to_device(seeds, device), positions, stream)

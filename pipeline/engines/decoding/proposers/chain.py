@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pipeline.engines.decoding.proposers.contract import Proposal
 from pipeline.engines.decoding.slots import Ints, Slots
+from pipeline.engines.decoding.transfer import to_device
 from pipeline.engines.decoding.transform import draw, probabilities
 from pipeline.engines.decoding.uniform import DRAFT, uniforms
 from pipeline.records.cell import Sampling
@@ -42,7 +43,7 @@ def draft_chain(
     For models that see all before them; ``drawn`` as in ``draft_from``.
     """
     n = slots.n[: slots.active].copy()
-    tokens = torch.from_numpy(slots.last_tokens(width)).to(device)
+    tokens = to_device(slots.last_tokens(width), device)
     return draft_from(step(tokens, n - width), lambda token, j: step(token[:, None], n + j - 1), slots, dlen, drawn)
 
 
@@ -63,8 +64,8 @@ def draft_from(
     active = slots.active
     u = None
     if drawn is not None:
-        seeds = torch.from_numpy(slots.seeds[:active]).to(logits.device)
-        positions = torch.from_numpy(slots.n[:active, None] + np.arange(steps)).to(logits.device)
+        seeds = to_device(slots.seeds[:active], logits.device)
+        positions = to_device(slots.n[:active, None] + np.arange(steps), logits.device)
         u = uniforms(seeds, positions, DRAFT)
     drafted: list[Tensor] = []
     qs: list[Tensor] = []

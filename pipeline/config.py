@@ -125,7 +125,13 @@ def _tree(settings: SweepSettings) -> Tree:
         for choice in settings.targets
     }
     tree["workloads"] = {
-        workload.name: {**_body(workload), "categories": list(workload.categories)} for workload in settings.workloads
+        workload.name: {
+            **_body(workload),
+            "categories": list(workload.categories),
+            "stop": list(workload.stop),
+            "stop_token_ids": list(workload.stop_token_ids),
+        }
+        for workload in settings.workloads
     }
     tree["samplings"] = {sampling.name: _body(sampling) for sampling in settings.samplings}
     return tree

@@ -9,9 +9,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from pipeline.engines.decoding import sampler
+from pipeline.engines.decoding import loop, sampler
 from pipeline.engines.decoding.accept import Accepted, accept_probabilistic
+from pipeline.engines.decoding.penalties import penalize
 from pipeline.engines.decoding.proposers import chain
+from pipeline.engines.decoding.slots import Slots
 from pipeline.engines.decoding.transform import draw, probabilities
 from pipeline.records.cell import Sampling
 
@@ -33,13 +35,31 @@ def draw_from_p_after_a_rejection(
     return Accepted(count=count, next_token=draw(p[row, count], u_plain[row, count]))
 
 
+def penalize_by_the_committed_text_alone(logits: Tensor, slots: Slots, rows: slice, drafted: Tensor | None) -> Tensor:
+    places = range(logits.shape[1])
+    return torch.cat([penalize(logits[:, [place]], slots, rows, None) for place in places], dim=1)
+
+
 _ACCEPTANCE: dict[str, Callable[..., Accepted]] = {
     "residual subtracts q only at the drafted token": subtract_only_at_the_draft,
     "final token from p after a rejection": draw_from_p_after_a_rejection,
 }
 _UNTRANSFORMED = "untransformed q"
+_PENALTIES = "penalties leave out the accepted prefix"
 
-MUTANTS = (*_ACCEPTANCE, _UNTRANSFORMED)
+MUTANTS = (*_ACCEPTANCE, _UNTRANSFORMED, _PENALTIES)
+
+SHARP = Sampling(name="t05_k4", temperature=0.5, top_k=4)
+"""Raw and transformed distributions differ most here: what uses the wrong one shows in few samples."""
+PENALIZED = Sampling(
+    name="t07_penalized", temperature=0.7, repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=0.8
+)
+"""All penalties at once, strong ones."""
+
+
+def shown_by(mutant: str) -> Sampling:
+    """The sampling under which ``mutant`` differs most from a right engine."""
+    return PENALIZED if mutant == _PENALTIES else SHARP
 
 
 @contextmanager
@@ -54,6 +74,8 @@ def broken(mutant: str, sampling: Sampling) -> Iterator[None]:
             right = patch.object(chain, "draw", lambda q, u: draw(probabilities(q.log(), sampling), u))
             stack.enter_context(raw)
             stack.enter_context(right)
+        elif mutant == _PENALTIES:
+            stack.enter_context(patch.object(loop, "penalize", penalize_by_the_committed_text_alone))
         else:
             raise ValueError(f"{mutant}: mutants are {', '.join(MUTANTS)}")
         yield

@@ -46,7 +46,7 @@ class StopWatch:
         self._stops = tuple(stops)
         self._decode = detokenizer.decode
         self._silent = detokenizer.silent
-        self._reach = max(map(len, self._stops)) - 1
+        self._reach = max(map(len, self._stops)) + _LONGEST_CHARACTER
         self._output: list[int] = []
         self._window: list[int] = []
         self._mark = 0  # the window's tokens before it are forgotten once there is text enough after it

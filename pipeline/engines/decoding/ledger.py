@@ -16,11 +16,12 @@ from pipeline.records.trace import Iteration, RequestTrace, Trace
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One iteration; ``request``, ``counted`` and ``length`` [A] describe its rows before it."""
+    """One iteration; ``request`` [A] and ``counted`` describe its rows before it, ``tokens`` were run, padding too."""
 
     lap: Lap
     gamma: int
     width: int
+    tokens: int
     request: Ints
     counted: int
     context_tokens: int
@@ -58,10 +59,18 @@ class Ledger:
         self._lives[index].first_token_s = now_s
 
     def iteration(
-        self, lap: Lap, gamma: int, width: int, request: Ints, counted: int, context_tokens: int, committed: Committed
+        self,
+        lap: Lap,
+        gamma: int,
+        width: int,
+        tokens: int,
+        request: Ints,
+        counted: int,
+        context_tokens: int,
+        committed: Committed,
     ) -> None:
-        """``request`` [A] are the indices of the iteration's rows; it is kept, so give a copy."""
-        self._entries.append(_Entry(lap, gamma, width, request, counted, context_tokens, committed))
+        """``tokens`` were run, padding too. ``request`` [A] are the indices of the rows; it is kept, so give a copy."""
+        self._entries.append(_Entry(lap, gamma, width, tokens, request, counted, context_tokens, committed))
 
     def finish(self, index: int, now_s: float, code: int, output: tuple[int, ...]) -> None:
         life = self._lives[index]
@@ -123,7 +132,7 @@ def _iteration(entry: _Entry) -> Iteration:
         emitted=int(done.emitted.sum()),
         stopped=int(done.stopped.sum()),
         context_tokens=entry.context_tokens,
-        pad_fraction=1.0 - live / (active * entry.width),
+        pad_fraction=1.0 - live / entry.tokens,
         tau_draft_ms=entry.lap.tau_draft_ms,
         tau_verify_ms=entry.lap.tau_verify_ms,
         tau_overhead_ms=entry.lap.tau_overhead_ms,

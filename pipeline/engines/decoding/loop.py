@@ -18,6 +18,7 @@ from pipeline.engines.decoding.ledger import Ledger
 from pipeline.engines.decoding.penalties import penalize
 from pipeline.engines.decoding.prefilled import Prefilled, PrefillMemory
 from pipeline.engines.decoding.proposers.contract import Proposal, Proposer
+from pipeline.engines.decoding.ragged import Ragged
 from pipeline.engines.decoding.sampler import accept, choose
 from pipeline.engines.decoding.slots import RUNNING, Ints, Slots
 from pipeline.records.cell import Sampling
@@ -83,20 +84,25 @@ class DecodingLoop:
         clock.verify_begins()
         last = torch.from_numpy(slots.last_tokens(1)).to(self._target.device)
         tokens = last if proposal is None else torch.cat((last, proposal.tokens), dim=1)
-        logits = self._target.forward(tokens, n - 1)
+        ragged = self._end_to_end(proposal)
+        logits = self._target.forward(tokens, n - 1, ragged=ragged)
         clock.verify_ends()
 
-        drafted, proposed, count, next_token = self._accept(logits, proposal, n)
+        drafted, proposed, count, next_token = self._accept(logits, proposal, n, ragged)
 
         committed = slots.commit(drafted, proposed, count, next_token)
         if self._proposer:
-            self._proposer.after_verify(self._tap.take(), committed.accepted)
+            hidden = self._tap.take()
+            if hidden is not None and ragged is not None:
+                hidden = ragged.spread(hidden[0])
+            self._proposer.after_verify(hidden, committed.accepted)
         lap = clock.end_iteration()
 
         active = slice(slots.active)
         counted = int(slots.counted[active].sum())
+        run = tokens.numel() if ragged is None else len(ragged.rows)
         self._ledger.iteration(
-            lap, gamma, tokens.shape[1], slots.request[active].copy(), counted, int(n.sum()), committed
+            lap, gamma, tokens.shape[1], run, slots.request[active].copy(), counted, int(n.sum()), committed
         )
         for row in np.flatnonzero(committed.finish):
             self._finish(int(row), int(committed.finish[row]))
@@ -116,7 +122,17 @@ class DecodingLoop:
         q = None if proposal.q is None else proposal.q[:, :width]
         return Proposal(proposal.tokens[:, :width], q, proposal.proposed)
 
-    def _accept(self, logits: Tensor, proposal: Proposal | None, n: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    def _end_to_end(self, proposal: Proposal | None) -> Ragged | None:
+        """The tokens to verify, where some rows proposed fewer than others and the target need not run padding."""
+        if proposal is None or not self._target.lays_end_to_end:
+            return None
+        width = proposal.tokens.shape[1] + 1
+        lengths = proposal.proposed + 1
+        return Ragged.of(lengths, width, self._target.device) if (lengths < width).any() else None
+
+    def _accept(
+        self, logits: Tensor, proposal: Proposal | None, n: Ints, ragged: Ragged | None
+    ) -> tuple[Ints, Ints, Ints, Ints]:
         """Drafted tokens [A, W−1], how many were proposed, how many stand, and the next token: the one read."""
         seeds = self._slots.seeds[: len(n)]
         if self._slots.penalizing:
@@ -125,7 +141,7 @@ class DecodingLoop:
             nothing = np.zeros(len(n), dtype=np.int64)
             next_token = choose(logits[:, -1], seeds, n, self._sampling).cpu().numpy()
             return np.zeros((len(n), 0), dtype=np.int64), nothing, nothing, next_token
-        accepted = accept(logits, proposal, seeds, n, self._sampling)
+        accepted = accept(logits, proposal, seeds, n, self._sampling, ragged)
         packed = torch.cat((accepted.count[:, None], accepted.next_token[:, None], proposal.tokens), dim=1)
         read: Ints = packed.cpu().numpy()
         return read[:, 2:], proposal.proposed, read[:, 0], read[:, 1]

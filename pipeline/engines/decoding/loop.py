@@ -136,6 +136,8 @@ class DecodingLoop:
         """Drafted tokens [A, W−1], how many were proposed, how many stand, and the next token: the one read."""
         seeds = self._slots.seeds[: len(n)]
         if self._slots.penalizing:
+            if ragged is not None:  # a penalty is a position's own
+                logits, ragged = ragged.spread(logits[0]), None
             logits = penalize(logits, self._slots, slice(len(n)), None if proposal is None else proposal.tokens)
         if proposal is None:
             nothing = np.zeros(len(n), dtype=np.int64)

@@ -175,11 +175,15 @@ def test_penalties_that_leave_out_the_accepted_prefix_are_noticed(
 
 def test_tie_margin_is_that_of_penalized_logits(open_engine: OpenEngine, target_model: PreTrainedModel) -> None:
     request = Request(request_id="r", prompt_id="p", tokens=(7, 30, 12, 44), max_new_tokens=9, seed=4)
-    output = [5, 6, 5]
-    with torch.inference_mode():
-        logits = target_model(torch.tensor([[*request.tokens, *output]])).logits[0, -1]
-    best = sorted(one_by_one(logits, [*request.tokens], output, ALL))[-2:]
-    assert open_engine().tie_margin(request, output, ALL) == pytest.approx(best[1] - best[0], abs=1e-4)
+    engine, changed = open_engine(), 0
+    for token in range(3, 30):
+        output = [5, token, 5, token]
+        with torch.inference_mode():
+            logits = target_model(torch.tensor([[*request.tokens, *output]])).logits[0, -1]
+        best = sorted(one_by_one(logits, [*request.tokens], output, ALL))[-2:]
+        assert engine.tie_margin(request, output, ALL) == pytest.approx(best[1] - best[0], abs=1e-4)
+        changed += abs(engine.tie_margin(request, output, GREEDY) - best[1] + best[0]) > 1e-2
+    assert changed
 
 
 def test_without_penalties_none_of_their_code_runs(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
 import yaml
+from hypothesis import example, given
+from hypothesis import settings as limits
+from hypothesis import strategies as st
 
 from pipeline.compose import CONF, options, without_credentials
 from pipeline.config import load_settings, resolved_yaml, sweep_id
@@ -447,6 +451,28 @@ class TestResolvedYaml:
         (tmp_path / "config.yaml").write_text(resolved_yaml(settings))
         assert load_settings([], str(tmp_path / "config.yaml")) == settings
         assert load_settings(["fresh=true"], str(tmp_path / "config.yaml")) == replace(settings, fresh=True)
+
+    @given(st.lists(st.text("a$ {}\\\n'\":#-é", min_size=1, max_size=8), max_size=3))
+    @limits(max_examples=15)
+    @example(["${HOME}", "\\${x}", "$", "${", "\\\\${", "a\\"])
+    def test_stop_strings_are_text_whatever_they_hold(self, stops: list[str]) -> None:
+        settings = load_settings([])
+        stopping = replace(settings.workloads[0], stop=tuple(stops))
+        settings = replace(settings, workloads=(stopping, *settings.workloads[1:]))
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "config.yaml"
+            file.write_text(resolved_yaml(settings))
+            assert load_settings([], str(file)) == settings
+
+    def test_a_newline_is_a_newline_in_files_and_in_the_overrides_of_a_shell(self, tmp_path: Path) -> None:
+        (chat,) = load_settings(["workload=[chat]", "workloads.chat.stop=['\n\n']"]).workloads
+        assert chat.stop == ("\n\n",)
+        (tmp_path / "workload").mkdir()
+        (tmp_path / "workload" / "ours.yaml").write_text(
+            '# @package workloads.ours\ndefaults: [base/workload@_here_, _self_]\npath: chat\nstop: ["\\n\\n"]\n'
+        )
+        (ours,) = load_settings([f"hydra.searchpath=[{tmp_path}]", "workload=[ours]"]).workloads
+        assert ours.stop == ("\n\n",)
 
     @pytest.mark.parametrize(
         ("uri", "kept"),

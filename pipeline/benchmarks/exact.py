@@ -25,15 +25,18 @@ def joint_distribution(
 ) -> Joint:
     """The probability of every sequence of ``tokens`` tokens after ``prompt``.
 
-    From the target's logits after every prefix, through transformers' own attention and no cache: V^tokens rows, so
-    both must be small.
+    From the target's logits after every possible prefix, through transformers' own attention and no cache: up to
+    V^(tokens − 1) rows at once, so both must be small.
     """
     rows, joint = torch.tensor([list(prompt)]), torch.ones(1, dtype=torch.float64)
     for _ in range(tokens):
+        possible = joint > 0.0
         with torch.inference_mode():
-            logits = target(input_ids=rows, use_cache=False).logits[:, -1]
-        logits = penalized_plainly(logits, rows, len(prompt), sampling)
-        joint = (joint[:, None] * probabilities(logits, sampling).double()).flatten()
+            logits = target(input_ids=rows[possible], use_cache=False).logits[:, -1]
+        logits = penalized_plainly(logits, rows[possible], len(prompt), sampling)
+        following = torch.zeros(len(rows), vocabulary, dtype=torch.float64)
+        following[possible] = probabilities(logits, sampling).double()
+        joint = (joint[:, None] * following).flatten()
         rows = torch.cat(
             (rows.repeat_interleave(vocabulary, dim=0), torch.arange(vocabulary).repeat(len(rows))[:, None]), dim=1
         )

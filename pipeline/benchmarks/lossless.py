@@ -40,8 +40,11 @@ PENALIZED_DRAFTS = (None, *DRAWN, "ngram", "draft_model_greedy")
 SAME = Wanted("ours", ">", 1e-4)
 CAUGHT = Wanted("ours", "<", 1e-6)
 EQUAL = Wanted("ours", "<=", 0)
-PLACES = ((0, 1, 2), (1, 2, 3))
-"""Tokens tested together: three at a time, for all four would leave most cells with too few samples."""
+PLACES = ((0, 1, 2), (1, 2, 3), (3, 4, 5))
+"""Tokens tested together: three at a time, for all six would leave most cells with too few samples.
+
+The first block is at 1, 2, 3; after a full accept the token that follows it is at 3 and the next block at 4, 5.
+"""
 TIE = 1e-5
 """Texts may differ from a choice on that was this near to a tie: rounding depends on a batch's shape."""
 CHUNK = 2000
@@ -55,7 +58,7 @@ class Options:
     """
 
     samples: int = 20_000
-    texts: int = 2_000
+    texts: int = 1_500
     only: str = ""
     processes: int | None = None
 

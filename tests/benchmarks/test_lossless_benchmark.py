@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs.benchmark import main
+from pipeline.benchmarks import lossless
 from pipeline.benchmarks.lossless import (
     CONCURRENCY,
     DRAWN,
@@ -32,7 +33,7 @@ def rows(only: str, samples: int = 1500, texts: int = 100) -> dict[str, bool | N
 
 
 def test_the_engine_as_it_is_passes() -> None:
-    assert rows("· t1 · C6", samples=400) == {Arm(draft, T1, 6).name: True for draft in (None, *DRAWN, *ONE_HOT)}
+    assert rows("· t1 · C6", samples=300) == {Arm(draft, T1, 6).name: True for draft in (None, *DRAWN, *ONE_HOT)}
 
 
 def test_greedy_text_is_plain_text() -> None:
@@ -56,6 +57,13 @@ def test_every_method_is_there_with_every_sampling_concurrency_and_draft_samplin
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_mutant_is_caught(mutant: str) -> None:
     assert rows(mutant) == {mutant: True}
+
+
+def test_only_the_last_tokens_show_what_is_wrong_after_a_full_accept(monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant = MUTANTS[-1]
+    assert "after a full accept" in mutant
+    monkeypatch.setattr(lossless, "PLACES", lossless.PLACES[:-1])
+    assert rows(mutant) == {mutant: False}
 
 
 def test_a_wrong_engine_does_not_pass() -> None:

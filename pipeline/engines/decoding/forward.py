@@ -17,6 +17,7 @@ from pipeline.engines.decoding.masks import MaskPlan
 from pipeline.engines.decoding.packing import pack
 from pipeline.engines.decoding.ragged import Ragged
 from pipeline.engines.decoding.slots import Ints
+from pipeline.engines.decoding.supported import max_context
 
 PREFILL_CHUNK = 1024
 """Tokens of a prompt run at once: bounds the mask and the activations of a long prompt."""
@@ -39,7 +40,7 @@ class CachedModel:
         # On a GPU few rows more cost little, and shapes must repeat.
         self.lays_end_to_end = installed and device.type == "cpu"
         self._plan = MaskPlan.of(self.config)
-        self._table = int(getattr(self.config, "max_position_embeddings", 2**31 - 1))
+        self._longest = max_context(self.config)
         self._one_logit = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.weight_bytes = _weight_bytes(model)
         if device.type == "cpu":
@@ -69,8 +70,9 @@ class CachedModel:
             logits: Tensor = self.model(
                 input_ids=tokens,
                 attention_mask=mask,
-                # Padding beyond a row's end may stand past a learned table; its column is still its own.
-                position_ids=positions.clamp_max(self._table - 1),
+                # Padding beyond a row's end may stand past a learned table, or past the length at which dynamic scaling
+                # would turn every row's keys; its column is still its own.
+                position_ids=positions.clamp_max(self._longest - 1),
                 past_key_values=self.cache,
                 use_cache=True,
                 **({"logits_to_keep": keep} if self._one_logit else {}),

@@ -58,14 +58,6 @@ def test_plain_steps_of_a_schedule_draft_nothing(open_engine: OpenEngine, draft:
             assert (it.width, it.proposed, it.tau_draft_ms, it.pad_fraction) == (1, 0, 0.0, 0.0)
 
 
-def test_an_ngram_that_finds_nothing_anywhere_is_a_plain_step(open_engine: OpenEngine) -> None:
-    draft = Ngram(name="never", min_n=50, max_n=50)
-    trace = open_engine(draft, concurrency=3).run(mixed_requests(), GREEDY, draft, Schedule.constant(4))
-    assert all((it.width, it.proposed, it.pad_fraction) == (1, 0, 0.0) for it in trace.iterations)
-    assert all(it.gamma == 4 and it.emitted == it.active for it in trace.iterations)
-    assert all(it.tau_draft_ms > 0 for it in trace.iterations if it.active == 3), "looking in vain is drafting time"
-
-
 @pytest.mark.parametrize(("end_to_end", "padding"), [(True, 0.0), (False, 4 / 10)])
 def test_rows_that_miss_beside_rows_that_match_are_padding_or_laid_end_to_end(
     end_to_end: bool, padding: float, open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch

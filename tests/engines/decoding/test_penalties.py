@@ -14,7 +14,7 @@ from tiny_models import GREEDY, WARM, accepted, assert_counts_hold, generated, m
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pipeline.benchmarks.mutants import MUTANTS, broken
+from pipeline.benchmarks.mutants import PENALTIES, broken
 from pipeline.engines.contract import OFF, Request, Schedule
 from pipeline.engines.decoding import loop
 from pipeline.engines.decoding.engine import DecodingEngine
@@ -168,7 +168,7 @@ def test_penalties_that_leave_out_the_accepted_prefix_are_noticed(
     open_engine: OpenEngine, same_draft: DraftModel, expected: dict[str, tuple[int, ...]]
 ) -> None:
     engine = open_engine(same_draft, concurrency=5)
-    with broken(MUTANTS[-1], REPEATING):
+    with broken(PENALTIES, REPEATING):
         assert outputs(engine.run(mixed_requests(), REPEATING, same_draft, Schedule.constant(4))) != expected
     assert outputs(engine.run(mixed_requests(), REPEATING, same_draft, Schedule.constant(4))) == expected
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipeline.engines.decoding.transform import probabilities
@@ -31,6 +32,7 @@ def joint_distribution(
         possible = joint > 0.0
         with torch.inference_mode():
             logits = target(input_ids=rows[possible], use_cache=False).logits[:, -1]
+        logits = penalized_plainly(logits, rows[possible], len(prompt), sampling)
         following = torch.zeros(len(rows), vocabulary, dtype=torch.float64)
         following[possible] = probabilities(logits, sampling).double()
         joint = (joint[:, None] * following).flatten()
@@ -42,6 +44,18 @@ def joint_distribution(
         raise ArithmeticError(f"the enumerated probabilities sum to {total}")
     exact: Joint = (joint / total).reshape([vocabulary] * tokens).numpy()
     return exact
+
+
+def penalized_plainly(logits: Tensor, rows: Tensor, prompt: int, sampling: Sampling) -> Tensor:
+    """``logits`` [N, V] after ``rows`` [N, T], ``prompt`` of which are the prompt, with the penalties of ``sampling``.
+
+    Written over the whole vocabulary, as vLLM does it: not the engine's own way.
+    """
+    held = torch.zeros_like(logits).scatter_(1, rows, 1.0) > 0
+    counts = torch.zeros_like(logits).scatter_add_(1, rows[:, prompt:], torch.ones_like(rows[:, prompt:]).to(logits))
+    repetition = torch.where(logits > 0, 1 / sampling.repetition_penalty, sampling.repetition_penalty)
+    logits = torch.where(held, logits * repetition, logits)
+    return logits - sampling.frequency_penalty * counts - sampling.presence_penalty * (counts > 0)
 
 
 def count_sequences(texts: NDArray[np.integer], vocabulary: int) -> Joint:

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.engines.decoding import sampler
+from pipeline.engines.decoding import loop, sampler
 from pipeline.engines.decoding.accept import Accepted, accept_probabilistic
+from pipeline.engines.decoding.penalties import penalize
 from pipeline.engines.decoding.proposers import chain
 from pipeline.engines.decoding.slots import Committed, Ints, Slots
 from pipeline.engines.decoding.transform import draw, probabilities
@@ -34,6 +35,11 @@ def draw_from_p_after_a_rejection(
     count = accept_probabilistic(p, q, drafted, dlen, u_accept, u_residual, u_plain).count
     row = torch.arange(len(p))
     return Accepted(count=count, next_token=draw(p[row, count], u_plain[row, count]))
+
+
+def penalize_by_the_committed_text_alone(logits: Tensor, slots: Slots, rows: slice, drafted: Tensor | None) -> Tensor:
+    places = range(logits.shape[1])
+    return torch.cat([penalize(logits[:, [place]], slots, rows, None) for place in places], dim=1)
 
 
 @contextmanager
@@ -65,9 +71,22 @@ _ACCEPTANCE: dict[str, Callable[..., Accepted]] = {
     "final token from p after a rejection": draw_from_p_after_a_rejection,
 }
 _UNTRANSFORMED = "untransformed q"
+PENALTIES = "penalties leave out the accepted prefix"
 _TOO_EARLY = "block after a full accept begins at its last proposal"
 
-MUTANTS = (*_ACCEPTANCE, _UNTRANSFORMED, _TOO_EARLY)
+MUTANTS = (*_ACCEPTANCE, _UNTRANSFORMED, PENALTIES, _TOO_EARLY)
+
+SHARP = Sampling(name="t05_k4", temperature=0.5, top_k=4)
+"""Raw and transformed distributions differ most here: what uses the wrong one shows in few samples."""
+PENALIZED = Sampling(
+    name="t07_penalized", temperature=0.7, repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=0.8
+)
+"""All penalties at once, strong ones."""
+
+
+def shown_by(mutant: str) -> Sampling:
+    """The sampling under which ``mutant`` differs most from a right engine."""
+    return PENALIZED if mutant == PENALTIES else SHARP
 
 
 @contextmanager
@@ -84,6 +103,8 @@ def broken(mutant: str, sampling: Sampling) -> Iterator[None]:
             stack.enter_context(right)
         elif mutant == _TOO_EARLY:
             stack.enter_context(begin_at_the_last_proposal())
+        elif mutant == PENALTIES:
+            stack.enter_context(patch.object(loop, "penalize", penalize_by_the_committed_text_alone))
         else:
             raise ValueError(f"{mutant}: mutants are {', '.join(MUTANTS)}")
         yield

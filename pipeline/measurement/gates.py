@@ -98,6 +98,11 @@ def _check_request(row: RequestTrace, request: Request) -> None:
     if row.finish == "length":
         _hold(len(row.output) == request.max_new_tokens, f"{where}: said to be full at {len(row.output)} tokens")
     _hold(not row.counted or row.finish != "abandoned", f"{where}: was counted and never finished")
+    if row.stop_string:
+        _hold(row.stop_string in request.stop, f"{where}: ended by {row.stop_string!r}, which was not asked for")
+        _hold(row.finish in ("stop", "eos"), f"{where}: {row.finish} at stop string {row.stop_string!r}")
+    held = [stop for stop in request.stop if stop in row.text]
+    _hold(not held, f"{where}: its text holds stop string {held[:1]}")
     done = 1
     last = len(row.emitted) - 1
     columns = zip(row.room, row.proposed, row.tested, row.accepted, row.emitted, strict=True)

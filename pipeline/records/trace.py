@@ -49,6 +49,9 @@ class RequestTrace:
     min(γ, room); ``tested`` how many of those were compared; ``accepted`` ≤ ``tested``; ``emitted`` tokens that reached
     the output. ``output`` begins with the token that prefill sampled, which no iteration counts:
     len(output) = 1 + sum(emitted). Times are seconds since the run began.
+
+    ``text`` and ``stop_string`` are "" unless the request had stop strings. ``output`` then ends with the token that
+    completed ``stop_string`` ("" if none ended it), all counts and times with it; ``text`` ends before it.
     """
 
     request_id: str
@@ -67,6 +70,8 @@ class RequestTrace:
     tested: tuple[int, ...]
     accepted: tuple[int, ...]
     emitted: tuple[int, ...]
+    text: str = ""
+    stop_string: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -96,6 +96,21 @@ def test_an_iterations_times_and_width_must_make_sense(trace, changes, message):
         check_trace(with_iteration(trace, 2, **changes), REQUESTS, FOUR)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"stop_string": "zz"}, "ended by 'zz', which was not asked for"),
+        ({"stop_string": "stop", "finish": "length"}, "length at stop string 'stop'"),
+        ({"text": "a stop b"}, r"its text holds stop string \['stop'\]"),
+    ],
+)
+def test_text_that_does_not_end_where_its_ids_do_is_caught(trace, changes, message):
+    asked = tuple(replace(request, stop=("stop",)) for request in REQUESTS)
+    check_trace(with_row(trace, text="a b"), asked, FOUR)
+    with pytest.raises(GateError, match=message):
+        check_trace(with_row(trace, **changes), asked, FOUR)
+
+
 def test_a_baseline_that_speculates_is_caught(trace):
     with pytest.raises(GateError, match="the schedule says gamma 0"):
         check_trace(trace, REQUESTS, contract.OFF)

@@ -51,6 +51,12 @@ def test_content_ids_depend_on_what_was_measured(make_cell):
         _content(cell, protocol=Protocol(seeds=5)),
         _content(replace(cell, concurrency=2)),
         _content(replace(cell, workload=replace(cell.workload, output_tokens=9))),
+        _content(replace(cell, workload=replace(cell.workload, stop=("x",)))),
+        _content(replace(cell, workload=replace(cell.workload, stop=("y",)))),
+        _content(replace(cell, workload=replace(cell.workload, stop_token_ids=(3,)))),
+        _content(replace(cell, sampling=replace(cell.sampling, repetition_penalty=1.1))),
+        _content(replace(cell, sampling=replace(cell.sampling, presence_penalty=0.1))),
+        _content(replace(cell, sampling=replace(cell.sampling, frequency_penalty=0.1))),
     ]
     assert len(set(ids)) == len(ids)
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import cast
 
+import numpy as np
 import torch
 import transformers
 
 from pipeline.engines.contract import DraftFacts, EngineFacts, Limits, Request, Schedule, Tokenizer
 from pipeline.engines.decoding.cuda_graphs import capture_for
+from pipeline.engines.decoding.detokenize import detokenizer
 from pipeline.engines.decoding.forward import CachedModel
 from pipeline.engines.decoding.hardware import accelerator_name, driver_version
 from pipeline.engines.decoding.heads.loading import LoadedHead, load_head
 from pipeline.engines.decoding.heads.medusa import MedusaHeads
 from pipeline.engines.decoding.loading import LoadedModel, check_device, load_draft_model, load_target
 from pipeline.engines.decoding.loop import DecodingLoop
+from pipeline.engines.decoding.penalties import penalized, written
 from pipeline.engines.decoding.prefilled import PrefillMemory
 from pipeline.engines.decoding.proposers.contract import Proposer
 from pipeline.engines.decoding.proposers.draft_model import DraftModelProposer
@@ -30,6 +34,7 @@ from pipeline.engines.decoding.slots import Slots, seed_bits
 from pipeline.engines.decoding.supported import max_context, supports_early_exit
 from pipeline.engines.decoding.transform import near_tie
 from pipeline.engines.decoding.uniform import PLAIN, uniforms
+from pipeline.engines.stop_strings import REPLACEMENT, Detokenizer
 from pipeline.records.cell import Sampling
 from pipeline.records.failure import InputError
 from pipeline.records.settings import EngineSettings
@@ -48,6 +53,11 @@ class _Loaded:
     source: LoadedModel
     model: CachedModel
     eos: tuple[int, ...]
+
+    @cached_property
+    def detokenizer(self) -> Detokenizer:
+        """Made for the first request with stop strings."""
+        return detokenizer(self.source.tokenizer)
 
 
 class DecodingEngine:
@@ -116,7 +126,14 @@ class DecodingEngine:
         if draft is not None:
             self._check_gamma(draft, schedule.max_gamma)
         proposer = None if draft is None else self._proposer(draft, sampling, slots, columns)
-        state = Slots(slots, columns, loaded.model.vocabulary, loaded.eos)
+        state = Slots(
+            slots,
+            columns,
+            loaded.model.vocabulary,
+            loaded.eos,
+            detokenizer=loaded.detokenizer if any(request.stop for request in arrivals) else None,
+            penalizing=sampling if sampling.penalizes else None,
+        )
         # Heads need the target's states of a prompt, which are not remembered: then every arm reads it anew.
         memory = None if self._heads else self._memory
         trace = DecodingLoop(loaded.model, state, proposer, sampling, schedule, arrivals, memory, self._pauses).run()
@@ -130,6 +147,10 @@ class DecodingEngine:
         model = self._opened().model
         with torch.inference_mode():
             logits = model.plain_logits(tokens).float()
+            if sampling.penalizes:
+                text, lengths = np.array([tokens]), (np.array([len(request.tokens)]), np.array([len(tokens)]))
+                before = written(text, *lengths, sampling, len(logits), logits.device)
+                logits = penalized(logits[None, None], before, None, sampling)[0, 0]
             u = float(uniforms(torch.tensor([seed_bits(request.seed)]), torch.tensor([[len(tokens)]]), PLAIN))
             return near_tie(logits, sampling, u)
 
@@ -257,6 +278,24 @@ class DecodingEngine:
                 raise InputError(
                     f"{what}: {len(request.tokens)} prompt and {request.max_new_tokens} output tokens "
                     f"do not fit in {longest} tokens of context"
+                )
+            self._check_stops(request, what)
+
+    def _check_stops(self, request: Request, what: str) -> None:
+        """No stop is ever left out in silence."""
+        loaded = self._opened()
+        for token in request.stop_token_ids:
+            if not 0 <= token < loaded.model.vocabulary:
+                raise InputError(f"{what}: stop token id {token}, allowed are 0 to {loaded.model.vocabulary - 1}")
+        for stop in request.stop:
+            if not stop or REPLACEMENT in stop:
+                raise InputError(
+                    f"{what}: stop string {stop!r} is empty or holds U+FFFD, which half a character reads as"
+                )
+            if stop in loaded.detokenizer.special:
+                raise InputError(
+                    f"{what}: stop string {stop!r} is a special token of {loaded.spec.name}, which has no text; "
+                    f"give its id {loaded.detokenizer.special[stop]} as a stop token id"
                 )
 
 

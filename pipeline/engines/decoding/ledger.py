@@ -10,6 +10,7 @@ import numpy as np
 from pipeline.engines.contract import Request
 from pipeline.engines.decoding.clock import Lap
 from pipeline.engines.decoding.slots import FINISH_REASONS, Committed, Ints
+from pipeline.engines.stop_strings import Detokenizer, delivered
 from pipeline.records.trace import Iteration, RequestTrace, Trace
 
 
@@ -40,10 +41,14 @@ class _Life:
 
 
 class Ledger:
-    """Rows of arrays while the run lasts: making records is left to ``trace``, for no serving loop would do it."""
+    """Rows of arrays while the run lasts: making records is left to ``trace``, for no serving loop would do it.
 
-    def __init__(self, requests: Sequence[Request]) -> None:
+    ``detokenizer`` is needed by requests with stop strings.
+    """
+
+    def __init__(self, requests: Sequence[Request], detokenizer: Detokenizer | None = None) -> None:
         self._requests = requests
+        self._detokenizer = detokenizer
         self._entries: list[_Entry] = []
         self._lives: dict[int, _Life] = {}
 
@@ -85,13 +90,17 @@ class Ledger:
     def _request(self, index: int, life: _Life, rows: list[tuple[int, int, int, int, int]]) -> RequestTrace:
         request = self._requests[index]
         room, proposed, tested, accepted, emitted = zip(*rows, strict=True) if rows else ((),) * 5
+        finish = FINISH_REASONS[life.finish]
+        text = stop_string = ""
+        if request.stop and self._detokenizer is not None:
+            text, stop_string = delivered(life.output, finish, request.stop, self._detokenizer.decode)
         return RequestTrace(
             request_id=request.request_id,
             counted=request.counted,
             seed=request.seed,
             prompt_tokens=len(request.tokens),
             output=life.output,
-            finish=FINISH_REASONS[life.finish],
+            finish=finish,
             arrival_s=request.arrival_s,
             admitted_s=life.admitted_s,
             first_token_s=life.first_token_s,
@@ -102,6 +111,8 @@ class Ledger:
             tested=tested,
             accepted=accepted,
             emitted=emitted,
+            text=text,
+            stop_string=stop_string,
         )
 
 

@@ -15,6 +15,7 @@ from pipeline.engines.decoding.clock import Clock
 from pipeline.engines.decoding.forward import CachedModel
 from pipeline.engines.decoding.hidden import HiddenTap
 from pipeline.engines.decoding.ledger import Ledger
+from pipeline.engines.decoding.penalties import penalize
 from pipeline.engines.decoding.prefilled import Prefilled, PrefillMemory
 from pipeline.engines.decoding.proposers.contract import Proposal, Proposer
 from pipeline.engines.decoding.ragged import Ragged
@@ -50,7 +51,7 @@ class DecodingLoop:
         self._counted_left = sum(request.counted for request in requests)
         self._finished: list[int] = []
         self._clock = Clock(target.device, pauses)
-        self._ledger = Ledger(requests)
+        self._ledger = Ledger(requests, slots.detokenizer)
         self._memory = memory
         self._tap = HiddenTap(target.model, proposer.needs_hidden if proposer else ())
 
@@ -139,6 +140,10 @@ class DecodingLoop:
     ) -> tuple[Ints, Ints, Ints, Ints]:
         """Drafted tokens [A, W−1], how many were proposed, how many stand, and the next token: the one read."""
         seeds = self._slots.seeds[: len(n)]
+        if self._slots.penalizing:
+            if ragged is not None:  # a penalty is a position's own
+                logits, ragged = ragged.spread(logits[0]), None
+            logits = penalize(logits, self._slots, slice(len(n)), None if proposal is None else proposal.tokens)
         if proposal is None:
             nothing = np.zeros(len(n), dtype=np.int64)
             next_token = choose(logits[:, -1], seeds, n, self._sampling).cpu().numpy()
@@ -188,6 +193,8 @@ class DecodingLoop:
         prompt = np.array(request.tokens, dtype=np.int64)
         logits = self._read(row, request.tokens, prompt)
         here = slice(row, row + 1)
+        if self._slots.penalizing:
+            logits = penalize(logits[None, None], self._slots, here, None)[0, 0]
         token = int(choose(logits[None], self._slots.seeds[here], self._slots.n[here], self._sampling))
         self._ledger.first_token(index, self._clock.now_s())
         code = self._slots.commit_first(row, token)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipeline.engines.decoding.penalties import drafting
 from pipeline.engines.decoding.proposers.contract import Proposal
 from pipeline.engines.decoding.slots import Ints, Slots
 from pipeline.engines.decoding.transfer import to_device
@@ -30,9 +31,9 @@ class DraftVocabulary:
     ids: Tensor
     size: int
 
-    def spread(self, q: Tensor) -> Tensor:
-        """``q`` [A, V'] over the target's vocabulary, [A, size]: zero for tokens that the draft does not know."""
-        return q.new_zeros(q.shape[0], self.size).index_copy_(1, self.ids, q)
+    def spread(self, values: Tensor, unknown: float = 0.0) -> Tensor:
+        """``values`` [A, V'] over the target's vocabulary, [A, size]: ``unknown`` for tokens that the draft lacks."""
+        return values.new_full((len(values), self.size), unknown).index_copy_(1, self.ids, values)
 
 
 def draft_chain(
@@ -58,10 +59,13 @@ def draft_from(
     """Propose max(``dlen``) tokens a row, the first from ``logits`` [A, V], each later one from what ``follow`` gives.
 
     ``drawn``: draw each from the transformed distribution of that sampling, which is kept as q; None: take the most
-    probable token, so that q is one-hot. ``vocabulary``: what logits are over, None for the target's tokens.
+    probable token, so that q is one-hot. ``vocabulary``: what logits are over, None for the target's tokens. Where the
+    run penalizes tokens, logits are penalized first, as the target's are in verification.
     """
     steps = int(dlen.max())
     active = slots.active
+    penalize = drafting(slots, logits.device, vocabulary.size if vocabulary else logits.shape[-1])
+    known, vocabulary = (vocabulary, None) if penalize else (None, vocabulary)  # penalties are the target's tokens'
     u = None
     if drawn is not None:
         seeds = to_device(slots.seeds[:active], logits.device)
@@ -72,6 +76,8 @@ def draft_from(
     for j in range(steps):
         if j:
             logits = follow(drafted[-1], j)
+        if penalize:
+            logits = penalize(logits if known is None else known.spread(logits, -torch.inf), drafted)
         if drawn is None or u is None:
             token = logits.argmax(dim=-1)
         else:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pipeline.engines.decoding.slots import Ints, Slots
+from pipeline.engines.decoding.transfer import to_device
 from pipeline.records.cell import Sampling
 
 
@@ -33,11 +34,11 @@ def written(tokens: Ints, prompt: Ints, n: Ints, sampling: Sampling, vocabulary:
     longest = int(n.max())
     columns = np.arange(longest)
     held = columns < n[:, None]
-    ids = torch.from_numpy(np.where(held, tokens[:, :longest], tokens[:, :1])).to(device)
+    ids = to_device(np.where(held, tokens[:, :longest], tokens[:, :1]), device)
     if sampling.presence_penalty == sampling.frequency_penalty == 0.0:
         return Written(ids, None)
-    output = torch.from_numpy((held & (columns >= prompt[:, None])).astype(np.float32)).to(device)
-    return Written(ids, torch.zeros(len(n), vocabulary, device=device).scatter_add_(1, ids, output))
+    output = to_device((held & (columns >= prompt[:, None])).astype(np.int64), device)
+    return Written(ids, torch.zeros(len(n), vocabulary, device=device).scatter_add_(1, ids, output.float()))
 
 
 def penalize(logits: Tensor, slots: Slots, rows: slice, drafted: Tensor | None) -> Tensor:

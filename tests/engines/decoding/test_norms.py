@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_families import PROMPTS, tiny_model
+from test_families import PROMPTS, tiny_config, tiny_model
 
 from pipeline.engines.decoding.norms import FusedRMSNorm, fuse_norms
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "mixtral", "qwen3_moe", "phi3"])
 def test_a_model_with_fused_norms_computes_the_same(family: str, tmp_path: Path) -> None:
-    model = tiny_model(family, tmp_path)
+    model = tiny_model(tiny_config(family), tmp_path)
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
             torch.nn.init.uniform_(module.weight, 0.5, 1.5)
@@ -30,4 +30,4 @@ def test_a_model_with_fused_norms_computes_the_same(family: str, tmp_path: Path)
 
 
 def test_norms_of_another_kind_stay(tmp_path: Path) -> None:
-    assert fuse_norms(tiny_model("gemma2", tmp_path)) == 0
+    assert fuse_norms(tiny_model(tiny_config("gemma2"), tmp_path)) == 0

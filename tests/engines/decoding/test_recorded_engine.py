@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from captures import recorded, run_again
-from test_families import tiny_model
+from test_families import tiny_config, tiny_model
 from tiny_models import GREEDY, WARM, assert_counts_hold, mixed_requests, outputs, save, tiny_llama
 from torch import Tensor
 
@@ -71,7 +71,7 @@ def made(engine: DecodingEngine) -> Recordings:
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "mixtral"])
 def test_families_write_the_same_text(both_ways: Engines, tmp_path: Path, family: str, concurrency: int) -> None:
     """Plain, by n-gram, and by early exit where the family can: nine requests through the slots."""
-    model = tiny_model(family, tmp_path)
+    model = tiny_model(tiny_config(family), tmp_path)
     assert model.config.get_text_config().num_hidden_layers == 3
     eager, replaying = both_ways
     target = Target(name=family, source=str(tmp_path), dtype="float32")

@@ -29,6 +29,7 @@ def _at_least(least: int) -> Bound:
 _SEED = Bound(lambda value: 0 <= value < 2**32, "from 0 to 4294967295")
 _POSITIVE = Bound(lambda value: bool(value > 0), "greater than 0")
 _SHARE = Bound(lambda value: 0 < value < 1, "greater than 0 and less than 1")
+_PENALTY = Bound(lambda value: -2 <= value <= 2, "from -2 to 2 (0 is none)")
 _NOT_EMPTY = Bound(lambda value: bool(value.strip()), "not empty")
 
 _BOUNDS: Mapping[type, Mapping[str, Bound]] = {
@@ -38,12 +39,24 @@ _BOUNDS: Mapping[type, Mapping[str, Bound]] = {
     EarlyExit: {"layers": _at_least(1)},
     Medusa: {"source": _NOT_EMPTY, "revision": _NOT_EMPTY},
     Eagle3: {"source": _NOT_EMPTY, "revision": _NOT_EMPTY},
-    Workload: {"path": _NOT_EMPTY, "output_tokens": _at_least(2), "max_prompt_tokens": _at_least(1)},
+    Workload: {
+        "path": _NOT_EMPTY,
+        "output_tokens": _at_least(2),
+        "stop": Bound(
+            lambda value: all(stop and "\ufffd" not in stop for stop in value),
+            "strings that are not empty and without U+FFFD, which any half character decodes to",
+        ),
+        "stop_token_ids": Bound(lambda value: all(token >= 0 for token in value), "token ids, each at least 0"),
+        "max_prompt_tokens": _at_least(1),
+    },
     Sampling: {
         "temperature": _at_least(0),
         "top_k": _at_least(0),
         "top_p": Bound(lambda value: 0 < value <= 1, "greater than 0 and at most 1"),
         "min_p": Bound(lambda value: 0 <= value < 1, "at least 0 and less than 1"),
+        "repetition_penalty": Bound(lambda value: 0.01 <= value <= 100, "from 0.01 to 100 (1 is none)"),
+        "presence_penalty": _PENALTY,
+        "frequency_penalty": _PENALTY,
     },
     Protocol: {
         "search_prompts": _at_least(1),

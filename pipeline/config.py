@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -145,7 +146,18 @@ def resolved_yaml(settings: SweepSettings) -> str:
     ):
         if address is not None:
             tree[section] = {**_mapping(tree[section], section), key: without_credentials(address)}
-    return OmegaConf.to_yaml(OmegaConf.create(tree))
+    return OmegaConf.to_yaml(OmegaConf.create({key: _literal(value) for key, value in tree.items()}))
+
+
+def _literal(value: object) -> object:
+    """``value`` with every ``${`` in its strings escaped: it is text by now, as in a stop string, no interpolation."""
+    if isinstance(value, dict):
+        return {key: _literal(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_literal(item) for item in value]
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", lambda found: 2 * found[1] + r"\${", value)
+    return value
 
 
 def _tree(settings: SweepSettings) -> Tree:
@@ -160,7 +172,13 @@ def _tree(settings: SweepSettings) -> Tree:
         for choice in settings.targets
     }
     tree["workloads"] = {
-        workload.name: {**_body(workload), "categories": list(workload.categories)} for workload in settings.workloads
+        workload.name: {
+            **_body(workload),
+            "categories": list(workload.categories),
+            "stop": list(workload.stop),
+            "stop_token_ids": list(workload.stop_token_ids),
+        }
+        for workload in settings.workloads
     }
     tree["samplings"] = {sampling.name: _body(sampling) for sampling in settings.samplings}
     return tree

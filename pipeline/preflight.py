@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.engines.decoding.sources import MAKE_A_HEAD, locate
+from pipeline.engines.decoding.sources import MAKE_A_HEAD, Location, locate
 from pipeline.records.failure import InputError
 from pipeline.records.settings import SweepSettings
-from pipeline.records.target import Eagle3, Sourced
+from pipeline.records.target import Eagle3, Sourced, Target
 from pipeline.workloads.load import load_prompts
 from pipeline.workloads.render import read_template
 
@@ -53,7 +54,9 @@ def _find_models(settings: SweepSettings) -> dict[str, str]:
     for choice in settings.targets:
         target = choice.target
         key = f"targets.{target.name}.source"
-        revisions[key] = locate(target.source, target.revision, key=key, allow_pickle=target.allow_pickle).revision
+        location = locate(target.source, target.revision, key=key, allow_pickle=target.allow_pickle)
+        revisions[key] = location.revision
+        _check_stop_tokens(settings, target, location)
         for item in choice.drafts:
             draft = item.draft
             if isinstance(draft, Sourced):
@@ -62,6 +65,24 @@ def _find_models(settings: SweepSettings) -> dict[str, str]:
                 found = locate(draft.source, draft.revision, key=key, allow_pickle=target.allow_pickle, remedy=remedy)
                 revisions[key] = found.revision
     return revisions
+
+
+def _check_stop_tokens(settings: SweepSettings, target: Target, location: Location) -> None:
+    """Stop ids that are no tokens of ``target``, where its config.json tells; else its worker finds out."""
+    if location.kind == "gguf":
+        return
+    try:
+        config = json.loads((location.path / "config.json").read_text(encoding="utf-8"))
+        vocabulary = config.get("vocab_size") or config["text_config"]["vocab_size"]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return  # loading says what is wrong with it
+    for workload in settings.workloads:
+        for token in workload.stop_token_ids:
+            if isinstance(vocabulary, int) and token >= vocabulary:
+                raise InputError(
+                    f"workloads.{workload.name}.stop_token_ids: {token} is no token of target {target.name}; "
+                    f"allowed are 0 to {vocabulary - 1}"
+                )
 
 
 def _check_output_outlives(settings: SweepSettings) -> None:

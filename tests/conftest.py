@@ -19,7 +19,7 @@ settings.load_profile("busy machine")
 
 CELL = CellKey(target="smollm2", workload="chat", sampling="greedy", concurrency=1, accelerator="cpu")
 PROVENANCE = Provenance(
-    **{f.name: 2 if f.name == "threads" else "" for f in fields(Provenance)}  # type: ignore[arg-type]
+    **{f.name: {"threads": 2, "graphs": False}.get(f.name, "") for f in fields(Provenance)}  # type: ignore[arg-type]
 )
 
 

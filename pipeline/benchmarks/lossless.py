@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +16,8 @@ import torch
 from transformers import PreTrainedModel
 
 from pipeline.benchmarks.conditions import conditions, cpus, load
-from pipeline.benchmarks.exact import Joint, count_sequences, joint_distribution, p_value
-from pipeline.benchmarks.mutants import MUTANTS
+from pipeline.benchmarks.exact import Joint, count_sequences, joint_distribution, p_value, penalized_plainly
+from pipeline.benchmarks.mutants import MUTANTS, PENALIZED, shown_by
 from pipeline.benchmarks.rows import EQUAL_UNIT, Better, Report, Row, Wanted
 from pipeline.benchmarks.tiny import VOCABULARY, write_tiny
 from pipeline.benchmarks.tiny_writer import GAMMA, PROMPT, TOKENS, Arm, Done, Job, Texts, TinyWriter, request, write_all
@@ -31,17 +31,20 @@ SAMPLINGS = (
     Sampling(name="t1_p85", temperature=1.0, top_p=0.85),
     Sampling(name="t1_minp10", temperature=1.0, min_p=0.1),
 )
-SHARP = Sampling(name="t05_k4", temperature=0.5, top_k=4)
-"""Raw and transformed distributions differ most here: what uses the wrong one shows in few samples."""
+PENALIZED_GREEDY = replace(PENALIZED, name="greedy_penalized", temperature=0.0)
 DRAWN = ("draft_model", "early_exit", "medusa", "eagle3")
 ONE_HOT = ("ngram", *(f"{name}_greedy" for name in DRAWN))
 CONCURRENCY = (1, 6)
+PENALIZED_DRAFTS = (None, *DRAWN, "ngram", "draft_model_greedy")
 
 SAME = Wanted("ours", ">", 1e-4)
 CAUGHT = Wanted("ours", "<", 1e-6)
 EQUAL = Wanted("ours", "<=", 0)
-PLACES = ((0, 1, 2), (1, 2, 3))
-"""Tokens tested together: three at a time, for all four would leave most cells with too few samples."""
+PLACES = ((0, 1, 2), (1, 2, 3), (3, 4, 5))
+"""Tokens tested together: three at a time, for all six would leave most cells with too few samples.
+
+The first block is at 1, 2, 3; after a full accept the token that follows it is at 3 and the next block at 4, 5.
+"""
 TIE = 1e-5
 """Texts may differ from a choice on that was this near to a tie: rounding depends on a batch's shape."""
 CHUNK = 2000
@@ -55,7 +58,7 @@ class Options:
     """
 
     samples: int = 20_000
-    texts: int = 2_000
+    texts: int = 1_500
     only: str = ""
     processes: int | None = None
 
@@ -91,10 +94,11 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
 
 
 def _arms() -> list[Arm]:
-    """Every combination, then the mutants."""
+    """Every combination, some with penalties, then the mutants."""
     return [
         *(Arm(draft, s, c) for draft in (None, *DRAWN, *ONE_HOT) for s in (GREEDY, *SAMPLINGS) for c in CONCURRENCY),
-        *(Arm("draft_model", SHARP, 6, mutant) for mutant in MUTANTS),
+        *(Arm(draft, s, CONCURRENCY[-1]) for draft in PENALIZED_DRAFTS for s in (PENALIZED_GREEDY, PENALIZED)),
+        *(Arm("draft_model", shown_by(mutant), CONCURRENCY[-1], mutant) for mutant in MUTANTS),
     ]
 
 
@@ -152,18 +156,19 @@ class _Judge:
     def _equality(self, arm: Arm) -> Row:
         """Against plain decoding at C = 1, and that, where it is greedy, against transformers' own argmax."""
         texts, plain = self._written[arm], Arm(None, arm.sampling, 1)
-        against = self._argmax(len(texts)) if arm.draft is None else self._written[plain][: len(texts)]
+        against = self._argmax(len(texts), arm.sampling) if arm.draft is None else self._written[plain][: len(texts)]
         differ = 0
         for seed in np.flatnonzero((texts != against).any(axis=1)).tolist():
             at = int((texts[seed] != against[seed]).argmax())
             differ += self._writer.tie_margin(seed, arm.sampling, against[seed, :at].tolist()) > TIE
         return _row(arm, differ, differ, EQUAL_UNIT, "less", EQUAL)
 
-    def _argmax(self, count: int) -> Texts:
-        rows = torch.tensor([request(seed, GREEDY).tokens for seed in range(count)])
+    def _argmax(self, count: int, sampling: Sampling) -> Texts:
+        rows = torch.tensor([request(seed, sampling).tokens for seed in range(count)])
         for _ in range(TOKENS):
             with torch.inference_mode():
                 logits = self._reference(input_ids=rows, use_cache=False).logits[:, -1]
+            logits = penalized_plainly(logits, rows, len(PROMPT), sampling)
             rows = torch.cat((rows, logits.argmax(dim=-1, keepdim=True)), dim=1)
         texts: Texts = rows[:, -TOKENS:].numpy().astype(np.int8)
         return texts

@@ -59,12 +59,17 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """One run of a benchmark. ``settings``: what it was told and chose; ``conditions``: machine, versions, load."""
+    """One run of a benchmark. ``settings``: what it was told and chose; ``conditions``: machine, versions, load.
+
+    ``notes`` say what the rows do not, such as what was left out; ``failures`` what could not be measured, and why.
+    """
 
     benchmark: str
     settings: Mapping[str, str | int | float | None]
     conditions: Mapping[str, str | int | float]
     rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
 
 
 def compared(

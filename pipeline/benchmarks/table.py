@@ -1,29 +1,34 @@
-"""A benchmark's report as a table for a terminal, and in Markdown."""
+"""A benchmark's report as cells, as plain text and in Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from rich.table import Table
 
 from pipeline.benchmarks.rows import EQUAL_UNIT, Report, Row
 
 HEADINGS = ("metric", "ours", "peer", "ratio", "from – to", "wanted", "holds")
 _NOTHING = "–"
 _HOLDS = {True: "yes", False: "no", None: _NOTHING}
-_STYLES = {True: "green", False: "red", None: ""}
 
 
-def report_table(report: Report) -> Table:
-    """Columns that say nothing for any row are left out."""
+def shown_cells(report: Report) -> list[tuple[str, ...]]:
+    """Headings, then a line a row. Columns that say nothing for any row are left out."""
     lines = [cells(row) for row in report.rows]
     shown = [i for i in range(len(HEADINGS)) if any(line[i] != _NOTHING for line in lines)]
-    table = Table(box=None, pad_edge=False, caption=conditions_line(report), caption_justify="left")
-    for i in shown:
-        table.add_column(HEADINGS[i], no_wrap=HEADINGS[i] != "peer", overflow="fold")
-    for row, line in zip(report.rows, lines, strict=True):
-        table.add_row(*(line[i] for i in shown), style=_STYLES[row.holds])
-    return table
+    return [tuple(line[i] for i in shown) for line in (HEADINGS, *lines)]
+
+
+def plain_table(report: Report) -> str:
+    """The table for a machine without rich, with what is below it."""
+    lines = shown_cells(report)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return "\n".join([*rows, *below(report)])
+
+
+def below(report: Report) -> list[str]:
+    """What stands under the table: where it was measured, what was left out and what failed."""
+    return [conditions_line(report), *report.notes, *(f"failed: {failure}" for failure in report.failures)]
 
 
 def markdown_table(report: Report) -> str:
@@ -42,7 +47,7 @@ def markdown_table(report: Report) -> str:
     others = [row for row in report.rows if row.metric.count(" · ") != 2]
     if others:
         parts.append(_markdown([HEADINGS, ("---",) * len(HEADINGS), *map(cells, others)]))
-    return "\n\n".join([*parts, conditions_line(report)]) + "\n"
+    return "\n\n".join([*parts, *below(report)]) + "\n"
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -61,9 +66,11 @@ def cells(row: Row) -> tuple[str, ...]:
 
 def conditions_line(report: Report) -> str:
     where = report.conditions
+    driver = f"driver {where['driver']}, " if where.get("driver") else ""
     return (
         f"{where['accelerator']}, {where['threads']} threads of {where['cpus']} CPUs, {where['dtype']}, "
         f"Python {where['python']}, torch {where['torch']}, transformers {where['transformers']}, "
+        f"{driver}"
         f"load {where['load_before']} before and {where['load_after']} after, {where['created']}"
     )
 

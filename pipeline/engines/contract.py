@@ -27,6 +27,10 @@ class Request:
     ``seed`` drives the counter random numbers: with the same seed, tokens and sampling the output is the same in
     any slot beside any neighbours. ``counted`` False marks a filler, which keeps a slot busy until the run's last
     counted request has finished and is then abandoned. ``prompt_id`` groups the seeds of one prompt.
+
+    The output ends with the first token that is an end-of-text token of the target (unless ``ignore_eos``), one of
+    ``stop_token_ids``, or the one with which the decoded output contains one of ``stop`` (special tokens have no text);
+    the prompt does not count. ``ignore_eos`` switches neither kind of stop off.
     """
 
     request_id: str
@@ -37,6 +41,7 @@ class Request:
     counted: bool = True
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
     arrival_s: float = 0.0
 
 
@@ -71,7 +76,10 @@ OFF = Schedule()
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
-    """What is loaded and on what it runs; ``device_id`` is the accelerator itself, not its kind."""
+    """What is loaded and on what it runs; ``device_id`` is the accelerator itself, not its kind.
+
+    ``graphs``: forwards of the target and its draft models are replayed CUDA graphs.
+    """
 
     engine: str
     device: str
@@ -85,6 +93,7 @@ class EngineFacts:
     vocabulary: int
     max_context: int
     device_id: str = ""
+    graphs: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

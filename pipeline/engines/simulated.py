@@ -11,6 +11,7 @@ import numpy as np
 
 from pipeline.engines.contract import DraftFacts, EngineFacts, Limits, Request, Schedule
 from pipeline.engines.machine import Machine, break_down, machine_from
+from pipeline.engines.stop_strings import Detokenizer, StopWatch, delivered
 from pipeline.records.cell import Sampling
 from pipeline.records.failure import InputError
 from pipeline.records.target import Draft, Ngram, Scalar, Target, has_extra_weights
@@ -47,8 +48,14 @@ class ByteTokenizer:
         return "".join(lines) + "<|assistant|>" * add_generation_prompt
 
 
+DETOKENIZER = Detokenizer(decode=ByteTokenizer().decode, silent=lambda token: token >= 256)
+
+
 class SimulatedEngine:
-    """Implements ``contract.Engine`` without a model; the same calls in the same order give the same traces."""
+    """Implements ``contract.Engine`` without a model; the same calls in the same order give the same traces.
+
+    Its text is made up, so that of a sampling only greedy or not matters: filters and penalties change nothing.
+    """
 
     def __init__(self, machine: Machine | None = None) -> None:
         self._given = self._machine = machine or Machine()
@@ -125,6 +132,7 @@ class _Row:
         self.alpha = min(1.0, max(0.0, machine.of("alpha", draft) + spread)) if draft else 0.0
         self.decay, self.miss = machine.alpha_decay, machine.of("miss", draft) if draft else 1.0
         self.request = request
+        self.watch = StopWatch(request.stop, DETOKENIZER) if request.stop else None
         self.output: list[int] = []
         self.finish: FinishReason = "abandoned"
         self.counts: list[tuple[int, int, int, int, int]] = []
@@ -136,7 +144,7 @@ class _Row:
         self.output.append(token)
         if token == EOS and not self.request.ignore_eos:
             self.finish = "eos"
-        elif token in self.request.stop_token_ids:
+        elif (self.watch and self.watch.ends_with(token)) or token in self.request.stop_token_ids:
             self.finish = "stop"
         elif len(self.output) == self.request.max_new_tokens:
             self.finish = "length"
@@ -162,6 +170,9 @@ class _Row:
     def trace(self, times: tuple[float, float, float], first_iteration: int) -> RequestTrace:
         """``times``: admitted, first token, finished, s."""
         room, proposed, tested, accepted, emitted = zip(*self.counts, strict=True) if self.counts else ((),) * 5
+        stops, text, stop_string = self.request.stop, "", ""
+        if stops:
+            text, stop_string = delivered(self.output, self.finish, stops, DETOKENIZER.decode)
         return RequestTrace(
             request_id=self.request.request_id,
             counted=self.request.counted,
@@ -179,6 +190,8 @@ class _Row:
             tested=tested,
             accepted=accepted,
             emitted=emitted,
+            text=text,
+            stop_string=stop_string,
         )
 
 

@@ -46,8 +46,8 @@ def deal(task: RoundTask, prepared: Prepared) -> tuple[tuple[Request, ...], ...]
 def _fillers(task: RoundTask, prepared: Prepared, *, after: int, counted: int) -> list[Request]:
     """Requests that follow the counted ones into free slots.
 
-    A filler runs to its full length N whatever it says, in at least (N − 1)/(γ + 1) iterations, while a counted request
-    lasts at most N − 1: so γ_max + 1 fillers outlast it in each of the other slots.
+    A filler runs to its full length N whatever it says, for it has no stops: in at least (N − 1)/(γ + 1) iterations,
+    while a counted request lasts at most N − 1. So γ_max + 1 fillers outlast it in each of the other slots.
     """
     slots = task.cell.concurrency
     if slots == 1:
@@ -66,4 +66,6 @@ def _request(cell: Cell, prompt: RenderedPrompt, index: int, *, counted: bool = 
         seed=seed(prompt.id, index),
         counted=counted,
         ignore_eos=cell.workload.ignore_eos or not counted,
+        stop=cell.workload.stop if counted else (),
+        stop_token_ids=cell.workload.stop_token_ids if counted else (),
     )

@@ -40,13 +40,7 @@ def check_trace(trace: Trace, requests: Sequence[Request], schedule: Schedule) -
     emitted = sum(i.emitted for i in trace.iterations)
     expected = sum(i.active + i.accepted - i.stopped for i in trace.iterations)
     _hold(emitted == expected, f"{emitted} tokens were emitted where row-iterations and acceptances give {expected}")
-    _check_rows_against_iterations(trace)
-
-
-def check_marginals(marginal: Sequence[float]) -> None:
-    """P(first i+1 proposals all accepted) can only fall with i, and lies in 0..1."""
-    falls = all(later <= earlier for earlier, later in zip([1.0, *marginal], marginal, strict=False))
-    _hold(falls and all(m >= 0.0 for m in marginal), f"acceptance by position rises: {tuple(marginal)}")
+    _check_rows_against_iterations(trace, schedule)
 
 
 def text_must_agree(candidate: Candidate | None, sampling: Sampling) -> bool:
@@ -104,6 +98,11 @@ def _check_request(row: RequestTrace, request: Request) -> None:
     if row.finish == "length":
         _hold(len(row.output) == request.max_new_tokens, f"{where}: said to be full at {len(row.output)} tokens")
     _hold(not row.counted or row.finish != "abandoned", f"{where}: was counted and never finished")
+    if row.stop_string:
+        _hold(row.stop_string in request.stop, f"{where}: ended by {row.stop_string!r}, which was not asked for")
+        _hold(row.finish in ("stop", "eos"), f"{where}: {row.finish} at stop string {row.stop_string!r}")
+    held = [stop for stop in request.stop if stop in row.text]
+    _hold(not held, f"{where}: its text holds stop string {held[:1]}")
     done = 1
     last = len(row.emitted) - 1
     columns = zip(row.room, row.proposed, row.tested, row.accepted, row.emitted, strict=True)
@@ -113,6 +112,9 @@ def _check_request(row: RequestTrace, request: Request) -> None:
         # Only the block that ends a request may lack the target's own token: its last accepted proposal was the end.
         ended = k == last and row.finish in ("eos", "stop") and emitted == accepted >= 1
         _hold(emitted == accepted + 1 or ended, f"{where}, row {k}: {counts}")
+        # Accepted proposals are a prefix, and nothing is tested past a rejection or an end: so acceptance by position
+        # can only fall, and its conditional shares have the right divisor.
+        _hold(tested == (accepted if ended else min(accepted + 1, proposed)), f"{where}, row {k}: {counts}")
         _hold(room == request.max_new_tokens - done - 1, f"{where}, row {k}: {counts} after {done} tokens")
         done += emitted
 
@@ -133,12 +135,15 @@ def _check_iteration(index: int, iteration: Iteration, schedule: Schedule) -> No
     )
 
 
-def _check_rows_against_iterations(trace: Trace) -> None:
-    """Each iteration's counts are the sums of its requests' rows."""
+def _check_rows_against_iterations(trace: Trace, schedule: Schedule) -> None:
+    """Each iteration's counts are the sums of its requests' rows, none of which proposes more than γ."""
     sums = np.zeros((len(trace.iterations), 6), dtype=np.int64)
+    gammas = np.array([schedule.gamma(iteration.active) for iteration in trace.iterations], dtype=np.int64)
     for row in trace.requests:
         end = row.first_iteration + len(row.emitted)
         _hold(row.first_iteration >= 0 and end <= len(sums), f"request {row.request_id}: rows of no iteration")
+        most = gammas[row.first_iteration : end]
+        _hold(bool((np.array(row.proposed) <= most).all()), f"request {row.request_id}: more proposals than gamma")
         ones = [1] * len(row.emitted)
         counted = [int(row.counted)] * len(row.emitted)
         rows = np.array([ones, counted, row.proposed, row.tested, row.accepted, row.emitted], dtype=np.int64)

@@ -38,7 +38,7 @@ def content_id(
     """24 hex digits of everything that a measurement's figures depend on, and of nothing else.
 
     The sweep's name, the path that a workload was read from (``content_hash`` speaks for it) and whether A/A was asked
-    for do not count.
+    for do not count. Nor does whether CUDA graphs were replayed: it follows from the rest, and shows only in a run.
     """
     return digest(
         [
@@ -51,7 +51,7 @@ def content_id(
             content_hash,
             first_prompt,
             prompt_count,
-            asdict(replace(facts, device_id="")),
+            asdict(replace(facts, device_id="", graphs=False)),
             draft_revision,
         ]
     )

@@ -44,6 +44,7 @@ def prepare(
     Answers that a later turn awaits are the baseline's own, under the cell's sampling. Raises InputError for a workload
     that cannot be used, and for a prompt that is too long for it or for the model with ``max_gamma`` proposals.
     """
+    _check_stop_tokens(engine, cell)
     loaded = load_prompts(cell.workload)
     used = allot(len(loaded.prompts), cell.concurrency, protocol, cell.workload.name).end
     prompts = _answer(engine, cell, arrange(loaded.prompts, protocol.shuffle_seed)[:used], progress, max_gamma)
@@ -70,13 +71,15 @@ def _answer(
                     tokens=rendered.tokens,
                     max_new_tokens=cell.workload.output_tokens,
                     seed=seed(prompt.id, 0),
+                    stop=cell.workload.stop,
+                    stop_token_ids=cell.workload.stop_token_ids,
                 )
         progress(f"{cell.key.label} · answering {len(asked)} earlier turns")
         trace = engine.run(tuple(asked.values()), cell.sampling, None, OFF)
         answers = {}
         for history, request in zip(asked, trace.requests, strict=True):
             tokens = request.output[:-1] if request.finish in ("eos", "stop") else request.output
-            answers[history] = engine.tokenizer.decode(tokens)
+            answers[history] = request.text if cell.workload.stop else engine.tokenizer.decode(tokens)
         prompts = tuple(
             answered(prompt, prompt.awaits[0], answers[prompt.messages[: prompt.awaits[0]]])
             if prompt.awaits
@@ -84,6 +87,16 @@ def _answer(
             for prompt in prompts
         )
     return prompts
+
+
+def _check_stop_tokens(engine: Engine, cell: Cell) -> None:
+    vocabulary = engine.facts.vocabulary
+    for token in cell.workload.stop_token_ids:
+        if token >= vocabulary:
+            raise InputError(
+                f"workloads.{cell.workload.name}.stop_token_ids: {token} is no token of target {cell.target.name}; "
+                f"allowed are 0 to {vocabulary - 1}"
+            )
 
 
 def _render(engine: Engine, cell: Cell, prompt: Prompt, max_gamma: int) -> RenderedPrompt:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from pipeline.engines.contract import OFF, Engine, Request, Schedule
 from pipeline.measurement.dealing import deal
-from pipeline.measurement.gates import GateError, check_marginals, check_text, check_trace, text_must_agree
+from pipeline.measurement.gates import GateError, check_text, check_trace, text_must_agree
 from pipeline.measurement.identity import content_id, measurement_id
 from pipeline.measurement.prepare import Prepared
 from pipeline.measurement.summary import NothingDecodedError, Observed, prompt_output_overlap, summarize
@@ -189,7 +189,6 @@ class _Round:
                 ),
             ),
         )
-        check_marginals(summary.marginal)
         return Measurement(
             id=measurement_id(task.sweep, task.cell.key, candidate, task.kind, task.replicate),
             content_id=content_id(
@@ -237,6 +236,7 @@ class _Round:
             target_revision=facts.target_revision,
             draft_revision=draft_revision,
             device_id=facts.device_id,
+            graphs=facts.graphs,
         )
 
 

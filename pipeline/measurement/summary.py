@@ -169,10 +169,10 @@ def _geometric(accepted: Acceptance, gamma: int, d: float, v: float, h: float) -
 def _batch_shape(blocks: Iterable[Block]) -> tuple[float, float]:
     """(share of verified positions that were padding, mean committed length), over iterations with a counted row."""
     rows = [
-        (i.active, i.active * i.width, i.pad_fraction * i.active * i.width, i.context_tokens)
+        (i.active, i.active + i.proposed, (i.active + i.proposed) / (1.0 - i.pad_fraction), i.context_tokens)
         for block in blocks
         for i in block.trace.iterations
         if i.counted
     ]
-    active, positions, padding, context = (float(x) for x in np.array(rows, dtype=np.float64).sum(axis=0))
-    return padding / positions, context / active
+    active, live, run, context = (float(x) for x in np.array(rows, dtype=np.float64).sum(axis=0))
+    return 1.0 - live / run, context / active

@@ -14,7 +14,12 @@ WorkloadFormat = Literal["bundled", "spec_bench", "sharegpt", "chat", "text"]
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Temperature 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 switch their filter off."""
+    """Temperature 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 switch their filter off.
+
+    Penalties change raw logits, before temperature, greedy decoding's too: a token of prompt or output has its logit
+    divided by ``repetition_penalty`` where it is positive and multiplied where it is not; then an output token loses
+    ``presence_penalty``, and ``frequency_penalty`` for each time that it occurs in the output. 1, 0 and 0 switch off.
+    """
 
     __pydantic_config__: ClassVar[Mapping[str, str]] = STRICT
 
@@ -23,10 +28,18 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether a token's logit depends on what was written before it beyond the model's own doing."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +48,8 @@ class Workload:
 
     ``path`` None is allowed for ``bundled`` only, whose prompts carry the workload's ``name`` unless ``path``
     names another bundled set. ``categories`` keeps only those of a Spec-Bench file. ``turns`` says whether later
-    turns of a conversation are measured as prompts of their own.
+    turns of a conversation are measured as prompts of their own. ``stop`` (strings) and ``stop_token_ids`` end an
+    output as the target's end-of-text tokens do, with ``ignore_eos`` too.
     """
 
     __pydantic_config__: ClassVar[Mapping[str, str]] = STRICT
@@ -47,6 +61,8 @@ class Workload:
     turns: Literal["first", "all"] = "all"
     output_tokens: int = 128
     ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     max_prompt_tokens: int | None = None
 
 

@@ -63,7 +63,7 @@ class FitSettings:
     epochs: float = 6.0
     draft_steps: int = 3
     later_weight: float = 0.5
-    batch_tokens: int = 4096
+    batch_tokens: int = 2048
     learning_rate: float = 1e-3
     weight_decay: float = 0.05
     warmup: float = 0.03

@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """Enough to know whether two measurements may be compared. ``device_id`` tells apart a machine's accelerators."""
+    """Enough to know whether two measurements may be compared. ``device_id`` tells apart a machine's accelerators.
+
+    ``graphs``: forwards were replayed CUDA graphs.
+    """
 
     created: str
     host: str
@@ -23,6 +26,7 @@ class Provenance:
     target_revision: str
     draft_revision: str
     device_id: str = ""
+    graphs: bool = False
 
     def same_conditions(self, other: Provenance) -> bool:
         """Whether target, device and software are the same: only then may two measurements share a test."""

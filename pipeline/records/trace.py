@@ -17,8 +17,8 @@ class Iteration:
 
     ``tau_ms`` is host time from the previous iteration's read to this one's with refills cut out; the phases
     sum to it: tau_ms = tau_draft_ms + tau_verify_ms + tau_overhead_ms. ``width`` is the number of positions
-    of the widest row of the verification (1 is a plain step); ``pad_fraction`` the share of its
-    positions that were padding. ``stopped`` counts rows whose block ended in an accepted EOS or stop, so that over any
+    of the widest row of the verification (1 is a plain step); ``pad_fraction`` the share of padding
+    among the positions run. ``stopped`` counts rows whose block ended in an accepted EOS or stop, so that over any
     run Σemitted = Σactive + Σaccepted − Σstopped. ``context_tokens`` is the sum of committed lengths before it.
     """
 
@@ -49,6 +49,9 @@ class RequestTrace:
     min(γ, room); ``tested`` how many of those were compared; ``accepted`` ≤ ``tested``; ``emitted`` tokens that reached
     the output. ``output`` begins with the token that prefill sampled, which no iteration counts:
     len(output) = 1 + sum(emitted). Times are seconds since the run began.
+
+    ``text`` and ``stop_string`` are "" unless the request had stop strings. ``output`` then ends with the token that
+    completed ``stop_string`` ("" if none ended it), all counts and times with it; ``text`` ends before it.
     """
 
     request_id: str
@@ -67,6 +70,8 @@ class RequestTrace:
     tested: tuple[int, ...]
     accepted: tuple[int, ...]
     emitted: tuple[int, ...]
+    text: str = ""
+    stop_string: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -68,7 +68,7 @@ def test_without_the_peer_it_is_not_known_whether_a_row_holds() -> None:
 
 def test_the_json_has_every_field_of_every_row() -> None:
     written = json.loads(as_json(report(alone("a", "ms", "less", [1.0]))))
-    assert set(written) == {"benchmark", "settings", "conditions", "rows"}
+    assert set(written) == {"benchmark", "settings", "conditions", "rows", "notes", "failures"}
     assert set(written["rows"][0]) == {f.name for f in fields(Row)}
 
 

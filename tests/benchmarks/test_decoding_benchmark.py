@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from jobs.benchmark import main
+from pipeline.benchmarks import forwards, interleaved
 from pipeline.benchmarks.decoding import WANTED
 from pipeline.benchmarks.interleaved import interleave, timed
 from pipeline.benchmarks.peer_transformers import TransformersPeer
+from pipeline.benchmarks.peer_vllm import VllmPeer
 from pipeline.benchmarks.rows import Row
 from pipeline.engines.decoding.packing import PackedLinear
 
@@ -63,7 +66,7 @@ def test_the_door_measures_and_writes_rows_that_are_well_formed(folder: Path, sp
 
     written = json.loads((tmp_path / "out" / "decoding.json").read_text())
     rows = {row["metric"]: Row(**row) for row in written["rows"]}
-    assert set(WANTED) <= set(rows)
+    assert set(WANTED) | set(forwards.WANTED) <= set(rows)
     assert written["settings"]["tokens"] == 6
     assert written["conditions"]["threads"] == 1
     assert {"torch", "transformers", "python", "accelerator"} <= set(written["conditions"])
@@ -114,3 +117,35 @@ def test_work_that_was_starved_is_measured_again(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("time.perf_counter", lambda: next(wall))
     monkeypatch.setattr("time.process_time", lambda: next(cpu))
     assert timed(lambda: "done") == (2.0, "done")
+
+
+VLLM = """
+import json, sys, time
+tokens = json.loads(sys.argv[1])["tokens"]
+reply = lambda texts: print(json.dumps({"texts": texts, "cpu_s": time.process_time(), "version": "9"}), flush=True)
+reply([])
+for line in sys.stdin:
+    time.sleep(PAUSE)
+    reply([[0] * tokens for _ in json.loads(line)])
+"""
+
+
+@pytest.mark.parametrize(("pause", "best"), [("0", "vLLM"), ("0.5", "transformers static batch")])
+def test_plain_batches_are_held_against_the_better_of_two_peers(
+    pause: str, best: str, folder: Path, spec_bench: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = tmp_path / "writer.py"
+    writer.write_text(VLLM.replace("PAUSE", pause))
+    monkeypatch.setattr(VllmPeer.__init__, "__kwdefaults__", VllmPeer.__init__.__kwdefaults__ | {"writer": writer})
+    monkeypatch.setattr(interleaved, "TRIES", 1)
+    arguments = [f"source={folder}", "chat_template=plain", f"spec_bench={spec_bench}", f"output_dir={tmp_path}/out"]
+    told = ["prompts=1", "tokens=4", "repeats=1", "threads=1", f"vllm_python={sys.executable}"]
+    assert main(["decoding", *arguments, *told]) == 0
+    written = json.loads((tmp_path / "out" / "decoding.json").read_text())
+    rows = {row["metric"]: Row(**row) for row in written["rows"]}
+    assert written["settings"]["vllm"] == "9"
+    assert rows["plain_c8"].peer == best
+    assert {rows["plain_c8"].peer, rows["plain_c8_other"].peer} == {"vLLM", "transformers static batch"}
+    assert rows["ngram_c8"].peer == "vLLM n-gram"
+    assert rows["ngram_c8"].holds is (rows["ngram_c8"].ratio >= 1.25)
+    assert {"plain_c1_vllm", "ngram_c1_vllm", "text_plain_c1_vllm"} <= set(rows)

@@ -8,8 +8,19 @@ from pathlib import Path
 import pytest
 
 from jobs.benchmark import main
-from pipeline.benchmarks.lossless import CONCURRENCY, DRAWN, GREEDY, ONE_HOT, SAMPLINGS, Options, run
-from pipeline.benchmarks.mutants import MUTANTS, broken
+from pipeline.benchmarks import lossless
+from pipeline.benchmarks.lossless import (
+    CONCURRENCY,
+    DRAWN,
+    GREEDY,
+    ONE_HOT,
+    PENALIZED_DRAFTS,
+    PENALIZED_GREEDY,
+    SAMPLINGS,
+    Options,
+    run,
+)
+from pipeline.benchmarks.mutants import MUTANTS, PENALIZED, broken
 from pipeline.benchmarks.tiny_writer import Arm
 from pipeline.records.failure import InputError
 
@@ -22,17 +33,23 @@ def rows(only: str, samples: int = 1500, texts: int = 100) -> dict[str, bool | N
 
 
 def test_the_engine_as_it_is_passes() -> None:
-    assert rows("· t1 · C6", samples=400) == {Arm(draft, T1, 6).name: True for draft in (None, *DRAWN, *ONE_HOT)}
+    assert rows("· t1 · C6", samples=300) == {Arm(draft, T1, 6).name: True for draft in (None, *DRAWN, *ONE_HOT)}
 
 
 def test_greedy_text_is_plain_text() -> None:
     assert rows("greedy · C6") == {Arm(draft, GREEDY, 6).name: True for draft in (None, *DRAWN, *ONE_HOT)}
 
 
+def test_penalized_text_is_right_too() -> None:
+    found = rows("penalized · C6", samples=400)
+    wanted = [Arm(draft, s, 6).name for draft in PENALIZED_DRAFTS for s in (PENALIZED_GREEDY, PENALIZED)]
+    assert found == dict.fromkeys(wanted, True)
+
+
 @pytest.mark.slow
 def test_every_method_is_there_with_every_sampling_concurrency_and_draft_sampling() -> None:
     found = rows("", samples=60, texts=6)
-    assert len(found) == (1 + 4 + 5) * 5 * 2 + len(MUTANTS)
+    assert len(found) == (1 + 4 + 5) * 5 * 2 + (1 + 4 + 2) * 2 + len(MUTANTS)
     assert {"ngram", "draft_model", "early_exit", "medusa", "eagle3"} <= {name.split(" · ")[0] for name in found}
     assert CONCURRENCY == (1, 6)
 
@@ -40,6 +57,13 @@ def test_every_method_is_there_with_every_sampling_concurrency_and_draft_samplin
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_mutant_is_caught(mutant: str) -> None:
     assert rows(mutant) == {mutant: True}
+
+
+def test_only_the_last_tokens_show_what_is_wrong_after_a_full_accept(monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant = MUTANTS[-1]
+    assert "after a full accept" in mutant
+    monkeypatch.setattr(lossless, "PLACES", lossless.PLACES[:-1])
+    assert rows(mutant) == {mutant: False}
 
 
 def test_a_wrong_engine_does_not_pass() -> None:

@@ -137,6 +137,24 @@ def test_an_accepted_stop_ends_its_block():
     assert trace.iterations[-1].stopped == 1
 
 
+@pytest.mark.parametrize("draft", [None, SMALL])
+def test_a_stop_string_ends_text_ids_and_counts_at_one_token(draft):
+    text = bytes(run(Machine(), [request(0)]).requests[0].output).decode()
+    stop = text[4:7]
+    end = text.index(stop) + 3
+    machine = Machine(alpha=1.0, alpha_spread=0)
+    (row,) = run(machine, [request(0, stop=("!", stop), ignore_eos=True)], draft=draft, gamma=8).requests
+    assert bytes(row.output).decode() == text[:end]
+    assert (row.finish, row.stop_string, row.text) == ("stop", stop, text[: end - 3])
+    (row,) = run(machine, [request(0, stop=("!",))], draft=draft, gamma=8).requests
+    assert (row.finish, row.stop_string, row.text) == ("length", "", text)
+
+
+def test_penalties_change_nothing_in_a_text_that_is_made_up():
+    penalized = Sampling(name="p", repetition_penalty=1.3, presence_penalty=1.0, frequency_penalty=1.0)
+    assert run(Machine(), [request(0)], penalized) == run(Machine(), [request(0)])
+
+
 def test_a_request_arrives_no_sooner_than_it_says():
     trace = run(Machine(), [request(0, arrival_s=1.5), request(1, arrival_s=0.5)], slots=2)
     assert [r.admitted_s >= r.arrival_s for r in trace.requests] == [True, True]

@@ -35,6 +35,13 @@ def test_one_at_a_time_needs_no_fillers(make_task, prepared):
     assert all(len(block) == 1 and block[0].counted for block in deal(make_task(), prepared))
 
 
+def test_the_workloads_stops_go_to_every_counted_request_and_to_no_filler(make_cell, make_task, prepared):
+    cell = make_cell(concurrency=4, stop=("\n\n", "User:"), stop_token_ids=(7, 9))
+    for block in deal(make_task(cell), prepared):
+        assert {(r.stop, r.stop_token_ids) for r in block if r.counted} == {(("\n\n", "User:"), (7, 9))}
+        assert {(r.stop, r.stop_token_ids) for r in block if not r.counted} == {((), ())}
+
+
 def test_repeats_bring_new_seeds_and_ids(make_cell, make_task, prepared):
     task = make_task(make_cell(SAMPLED), prompt_count=6, distinct_prompts=2, protocol=Protocol(seeds=2))
     first = [r for block in deal(task, prepared) for r in block]

@@ -11,7 +11,7 @@ from pipeline.engines import contract
 from pipeline.engines.contract import Limits, Request, Schedule
 from pipeline.engines.machine import Machine
 from pipeline.engines.simulated import SimulatedEngine
-from pipeline.measurement.gates import GateError, check_marginals, check_text, check_trace, text_must_agree
+from pipeline.measurement.gates import GateError, check_text, check_trace, text_must_agree
 from pipeline.records.settings import Protocol
 from pipeline.records.target import Candidate, EarlyExit, Target
 from pipeline.records.trace import Trace
@@ -96,6 +96,21 @@ def test_an_iterations_times_and_width_must_make_sense(trace, changes, message):
         check_trace(with_iteration(trace, 2, **changes), REQUESTS, FOUR)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"stop_string": "zz"}, "ended by 'zz', which was not asked for"),
+        ({"stop_string": "stop", "finish": "length"}, "length at stop string 'stop'"),
+        ({"text": "a stop b"}, r"its text holds stop string \['stop'\]"),
+    ],
+)
+def test_text_that_does_not_end_where_its_ids_do_is_caught(trace, changes, message):
+    asked = tuple(replace(request, stop=("stop",)) for request in REQUESTS)
+    check_trace(with_row(trace, text="a b"), asked, FOUR)
+    with pytest.raises(GateError, match=message):
+        check_trace(with_row(trace, **changes), asked, FOUR)
+
+
 def test_a_baseline_that_speculates_is_caught(trace):
     with pytest.raises(GateError, match="the schedule says gamma 0"):
         check_trace(trace, REQUESTS, contract.OFF)
@@ -169,12 +184,27 @@ def test_a_block_that_loses_the_targets_token_half_way_is_caught_though_all_sums
         check_trace(broken, REQUESTS[:1], FOUR)
 
 
-def test_marginals_may_not_rise():
-    check_marginals((1.0, 0.5, 0.5, 0.0))
-    check_marginals(())
-    for wrong in ((0.5, 0.6), (1.1,), (0.5, -0.1)):
-        with pytest.raises(GateError):
-            check_marginals(wrong)
+def test_tests_past_a_rejection_are_caught_though_all_sums_agree(trace):
+    """They would make acceptance by position rise again, or its conditional shares too small."""
+    row, k = trace.requests[0], 1
+    assert row.accepted[k] < row.tested[k] < row.proposed[k]
+    at = row.first_iteration + k
+    broken = with_row(trace, tested=plus(row.tested, k, 1))
+    broken = with_iteration(broken, at, tested=trace.iterations[at].tested + 1)
+    with pytest.raises(GateError, match="row 1"):
+        check_trace(broken, REQUESTS, FOUR)
+
+
+def test_a_row_with_more_proposals_than_gamma_is_caught_though_its_iteration_has_no_more(trace):
+    """Acceptance by position would leave out what it has too many."""
+    row, other = trace.requests[:2]
+    at = next(k for k, counts in enumerate(zip(row.tested, other.tested, strict=False)) if max(counts) < 4)
+    assert row.first_iteration == other.first_iteration == 0
+    assert row.proposed[at] == other.proposed[at] == 4
+    broken = with_row(trace, 0, proposed=plus(row.proposed, at, 1))
+    broken = with_row(broken, 1, proposed=plus(other.proposed, at, -1))
+    with pytest.raises(GateError, match="more proposals than gamma"):
+        check_trace(broken, REQUESTS, FOUR)
 
 
 def test_text_must_agree_wherever_proposals_are_one_hot():

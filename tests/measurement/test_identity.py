@@ -51,6 +51,12 @@ def test_content_ids_depend_on_what_was_measured(make_cell):
         _content(cell, protocol=Protocol(seeds=5)),
         _content(replace(cell, concurrency=2)),
         _content(replace(cell, workload=replace(cell.workload, output_tokens=9))),
+        _content(replace(cell, workload=replace(cell.workload, stop=("x",)))),
+        _content(replace(cell, workload=replace(cell.workload, stop=("y",)))),
+        _content(replace(cell, workload=replace(cell.workload, stop_token_ids=(3,)))),
+        _content(replace(cell, sampling=replace(cell.sampling, repetition_penalty=1.1))),
+        _content(replace(cell, sampling=replace(cell.sampling, presence_penalty=0.1))),
+        _content(replace(cell, sampling=replace(cell.sampling, frequency_penalty=0.1))),
     ]
     assert len(set(ids)) == len(ids)
 
@@ -59,6 +65,11 @@ def test_content_ids_do_not_depend_on_where_a_workload_lay_or_whether_a_a_was_as
     cell = make_cell()
     moved = replace(cell, workload=replace(cell.workload, path="/elsewhere/chat.jsonl"))
     assert _content(cell) == _content(moved) == _content(cell, protocol=Protocol(a_a=True))
+
+
+def test_content_ids_are_known_before_a_run_shows_whether_graphs_can_be_captured(make_cell):
+    cell, facts = make_cell(), SimulatedEngine().facts
+    assert _content(cell, facts=facts) == _content(cell, facts=replace(facts, graphs=True))
 
 
 @given(st.text(), st.integers(0, 2**40))

@@ -77,6 +77,24 @@ def test_later_turns_build_on_the_targets_own_answers(make_cell, make_task, engi
     assert [line.rpartition("·")[2].strip() for line in lines] == ["answering 6 earlier turns"] * 2
 
 
+def test_answers_end_before_the_workloads_stop_strings(make_cell, make_task, engine_for, spec_bench_file):
+    cell = make_cell(format="spec_bench", path=spec_bench_file, stop=("e", "no"))
+    got, _ = run(engine_for, make_task, cell)
+    texts = [bytes(token for token in p.tokens if token < 256).decode() for p in got.prompts]
+    answers = [part.partition("\n")[0] for text in texts for part in text.split("<|assistant|>")[1:-1]]
+    assert len(answers) == 18
+    assert any(answers)
+    assert all("e" not in answer and "no" not in answer for answer in answers)
+
+
+def test_a_stop_id_that_is_no_token_is_refused_before_any_prompt_is_read(make_cell, make_task, engine_for):
+    run(engine_for, make_task, make_cell(stop_token_ids=(257,)))
+    with pytest.raises(
+        InputError, match=r"workloads\.chat\.stop_token_ids: 258 is no token of target sim; .* 0 to 257"
+    ):
+        run(engine_for, make_task, make_cell(stop_token_ids=(3, 258), format="chat", path="absent.jsonl"))
+
+
 def test_a_prompt_over_the_workloads_limit_is_named(make_cell, make_task, engine_for, chat_file):
     cell = make_cell(format="chat", path=chat_file, max_prompt_tokens=20)
     with pytest.raises(

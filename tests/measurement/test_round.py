@@ -204,6 +204,17 @@ def test_near_ties_are_counted_and_the_measurement_stands(make_task, measure):
     assert (good.metrics.near_ties, bad.metrics.near_ties) == (0, 8)
 
 
+def test_a_round_with_stops_gives_every_arm_the_same_text(make_task, make_cell, measure):
+    """Its greedy texts are compared, and its counts are held to the identities."""
+    cell = make_cell(concurrency=2, stop=("e", "xy"), stop_token_ids=(100,))
+    result = measure(make_task(cell, candidates=(Candidate(draft=NGRAM, gamma=4), Candidate(draft=SMALL, gamma=2))))
+    assert len(result.measurements) == 2
+    rows = [row for block in result.measurements[0].trace_blocks for row in block.trace.requests if row.counted]
+    assert {row.stop_string for row in rows} >= {"", "e"}
+    assert {row.finish for row in rows} >= {"stop"}
+    assert all("e" not in row.text for row in rows)
+
+
 def test_prompts_that_end_at_once_fail_the_cell_with_a_reason(make_task, make_cell, measure):
     result = measure(make_task(make_cell(output_tokens=1)))
     assert result.baseline is None

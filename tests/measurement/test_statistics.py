@@ -8,7 +8,7 @@ from math import exp, inf, log
 import numpy as np
 import pytest
 import scipy.stats
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.measurement.statistics import decisive, jackknife_variance, log_ratio, speedup_interval
@@ -183,6 +183,48 @@ def test_pairing_cancels_what_two_candidates_share(make_measurement):
     a, b = make_measurement(speedup=2.0, spread=0.3), make_measurement(speedup=1.9, spread=0.3)
     assert log_ratio(a, b)[1] == pytest.approx(0, abs=1e-9)
     assert log_ratio(a, make_measurement(speedup=1.9, spread=-0.3))[1] > 0.1
+
+
+def with_times(measurement, times):
+    """``measurement`` of as many prompts, each with 10 tokens in so many ms, 100 without a draft."""
+    units = tuple(replace(u, emitted=10, tau_ms=ms) for u, ms in zip(measurement.unit_sums, times, strict=True))
+    return replace(measurement, unit_sums=units)
+
+
+def test_two_paired_candidates_by_hand(make_measurement):
+    """Left out one by one, a is 50/60 and 50/40 of b: the jackknife of the logs is that of log 60/40 between them."""
+    a, b = (with_times(make_measurement(units=2), times) for times in ((40.0, 60.0), (50.0, 50.0)))
+    assert log_ratio(a, b) == (pytest.approx(0.0), pytest.approx(0.5 * log(60 / 40)))
+    shared = with_times(make_measurement(units=2), (80.0, 120.0))
+    assert log_ratio(a, shared) == (pytest.approx(log(2)), pytest.approx(0.0, abs=1e-9)), "what is shared cancels"
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(times, times), min_size=3, max_size=9))
+def test_the_error_is_the_jackknifes_of_the_difference_itself(make_measurement, pairs):
+    a, b = (with_times(make_measurement(units=len(pairs)), column) for column in zip(*pairs, strict=True))
+    left = []
+    for out in range(len(pairs)):
+        less_a, less_b = (replace(m, unit_sums=m.unit_sums[:out] + m.unit_sums[out + 1 :]) for m in (a, b))
+        left.append(log_ratio(less_a, less_b)[0])
+    n = len(pairs)
+    expected = ((n - 1) / n * sum((x - sum(left) / n) ** 2 for x in left)) ** 0.5
+    assert log_ratio(a, b)[1] == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+def test_at_concurrency_shared_noise_cancels_in_tokens_and_in_time(make_measurement):
+    """Prompts that are easy for both, and blocks that were slow for both, leave the difference sure."""
+    cell = replace(make_measurement().cell, concurrency=8)
+
+    def made(speedup, ease=0.3, slow=0.2):
+        m = make_measurement(speedup=speedup)
+        units = tuple(replace(u, emitted=round(u.emitted * (1 + ease * (-1) ** i))) for i, u in enumerate(m.unit_sums))
+        blocks = tuple(replace(b, tau_ms=b.tau_ms * (1 + slow * (b.index % 2))) for b in m.block_sums)
+        return replace(m, cell=cell, unit_sums=units, block_sums=blocks)
+
+    assert log_ratio(made(2.0), made(1.6))[1] == pytest.approx(0.0, abs=1e-9)
+    assert log_ratio(made(2.0), made(1.6, ease=-0.3))[1] > 0.1
+    assert log_ratio(made(2.0), made(1.6, slow=0.0))[1] == pytest.approx(log(1.2) / 2 * (6 / 5) ** 0.5 / 6**0.5)
 
 
 def test_of_strangers_nothing_is_known(make_measurement):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pipeline.measurement.statistics import log_ratio
 from pipeline.policy.decide import choose, decide, verdict
 from pipeline.records.failure import Failure
 from pipeline.records.target import Candidate, DraftModel, EarlyExit, Ngram
@@ -64,6 +65,17 @@ def test_within_one_standard_error_of_the_paired_difference_candidates_are_equal
     assert choose([searched(MODEL, 8, 1.5), light]) is light
     fast = searched(MODEL, 8, 1.65)
     assert choose([fast, light]) is fast
+
+
+@pytest.mark.parametrize(("errors", "equal"), [(0.95, True), (1.05, False), (1.95, False)])
+def test_one_standard_error_is_one_and_not_two(searched, errors, equal) -> None:
+    light = searched(NGRAM, 2, 1.4, spread=0.2)
+    # The spread moves the ratio of sums a little, too: the gap is set from there.
+    found, error = log_ratio(searched(MODEL, 8, 1.4), light)
+    assert error > 2 * math.log(1.01)
+    fast = searched(MODEL, 8, 1.4 * math.exp(errors * error - found))
+    assert log_ratio(fast, light) == (pytest.approx(errors * error), pytest.approx(error))
+    assert choose([fast, light]) is (light if equal else fast)
 
 
 def test_noise_that_both_share_is_no_excuse(searched) -> None:

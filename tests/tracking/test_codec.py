@@ -65,8 +65,22 @@ def test_a_record_of_another_schema_is_not_read(make_measurement) -> None:
         decode(encode(dataclasses.replace(make_measurement(), schema_version=2)))
 
 
+def test_a_record_from_before_stop_strings_is_read(make_baseline) -> None:
+    old = json.loads(encode(make_baseline()))
+    for block in old["trace_blocks"]:
+        for row in block["trace"]["requests"]:
+            del row["text"], row["stop_string"]
+    assert decode(json.dumps(old).encode()) == make_baseline()
+
+
 def test_the_reason_names_the_field(make_measurement) -> None:
     broken = json.loads(encode(make_measurement()))
     broken["metrics"]["speedup"] = "fast"
     with pytest.raises(UnreadableError, match=r"metrics\..*speedup"):
         decode(json.dumps(broken).encode())
+
+
+def test_a_file_from_before_graphs_were_recorded_is_read(make_measurement) -> None:
+    old = json.loads(encode(make_measurement()))
+    del old["provenance"]["graphs"]
+    assert decode(json.dumps(old).encode()).provenance.graphs is False

@@ -116,6 +116,18 @@ def test_cell_and_trial_repeat_every_parameter(start, output_dir, make_measureme
     assert draft.items() <= trial.data.params.items()
 
 
+def test_stops_and_penalties_are_parameters_too(start, output_dir, make_measurement) -> None:
+    view = start()
+    sampling = Sampling(name="rep", repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=-0.25)
+    workload = replace(CELL.workload, stop=("\n\n", "é"), stop_token_ids=(7,))
+    view.record(make_measurement("m1"), replace(CELL, sampling=sampling, workload=workload))
+    view.finish("FINISHED", [], [])
+    (trial,) = runs(output_dir, "tags.kind = 'trial'")
+    penalties = {"repetition_penalty": "1.1", "presence_penalty": "0.5", "frequency_penalty": "-0.25"}
+    stops = {"workload_stop": '["\\n\\n", "é"]', "workload_stop_token_ids": "[7]"}
+    assert (penalties | stops).items() <= trial.data.params.items()
+
+
 def test_numbers_to_sort_by_and_acceptance_by_position_are_metrics(start, output_dir, make_measurement) -> None:
     view = start()
     view.record(make_measurement("m1", conditional=(0.6, None, 0.5, 0.4), acceptance_first=0.6), CELL)

@@ -66,6 +66,7 @@ def test_every_iteration_and_request_says_where_it_was_seen(tmp_path, make_measu
     assert requests["seed"].to_pylist() == [2**63 - 1] * 3
     assert requests["output"].to_pylist()[0] == [5, 6, 7, 8]
     assert requests["workload"].to_pylist() == ["chat"] * 3
+    assert requests["stop_string"].to_pylist() == requests["text"].to_pylist() == [""] * 3
 
 
 def test_rows_are_written_in_groups_so_memory_stays_bounded(tmp_path, make_measurement, block, monkeypatch) -> None:

@@ -59,16 +59,24 @@ def target(**settings: object) -> Target:
     return Target(name="tiny", source="tiny", **settings)  # type: ignore[arg-type]
 
 
+def check_that_bos_stands_once() -> None:
+    tokens = render(PROMPT, target(), tokenizer())
+    count = tokens.count(IDS["<s>"])
+    assert (count, tokens[0]) == (1, IDS["<s>"]), f"{count} BOS"
+
+
 class TestModelTemplate:
     def test_it_ends_where_the_answer_begins(self) -> None:
         expected = ids("<s> [system] be brief [user] hello world [assistant]")
         assert render(PROMPT, target(), tokenizer()) == expected
 
-    def test_a_template_with_a_bos_gets_no_second_one(self) -> None:
-        """Though the same tokenizer adds one to a text that already begins with it."""
-        text = tokenizer().apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
-        assert tokenizer().encode(text)[:2] == [IDS["<s>"]] * 2
-        assert render(PROMPT, target(), tokenizer()).count(IDS["<s>"]) == 1
+    def test_a_template_with_a_bos_gets_no_second_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Case 17. Broken: the template's text is encoded as any other, to which the tokenizer adds a BOS."""
+        check_that_bos_stands_once()
+        encode = PreTrainedTokenizerFast.encode
+        monkeypatch.setattr(PreTrainedTokenizerFast, "encode", lambda self, text, **_: encode(self, text))
+        with pytest.raises(AssertionError, match="2 BOS"):
+            check_that_bos_stands_once()
 
     def test_a_template_without_a_bos_gets_none(self) -> None:
         plain = tokenizer(TEMPLATE.removeprefix("{{ bos_token }} "))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pipeline.engines.decoding.ragged import Ragged
 from pipeline.engines.decoding.transform import draw
 
 
@@ -18,23 +19,27 @@ class Accepted:
     next_token: Tensor
 
 
-def accept_greedy(logits: Tensor, drafted: Tensor, dlen: Tensor) -> Accepted:
+def accept_greedy(logits: Tensor, drafted: Tensor, dlen: Tensor, ragged: Ragged | None = None) -> Accepted:
     """Accept while the proposal is the target's argmax; p and q are never built.
 
     ``logits`` [C, W, V] of the target at the last committed token and at each proposal; ``drafted`` int64 [C, W−1];
-    ``dlen`` int64 [C], how many of a row's proposals are real (0 to W−1; the rest may hold any token id).
+    ``dlen`` int64 [C], how many of a row's proposals are real (0 to W−1; the rest may hold any token id). With
+    ``ragged``, which has ``dlen`` + 1 tokens of each row, ``logits`` are [T, V].
     """
-    return _accept_matching(logits.float().argmax(dim=-1), drafted, dlen)
+    wanted = logits.float().argmax(dim=-1)
+    return _accept_matching(wanted if ragged is None else ragged.spread(wanted), drafted, dlen)
 
 
-def accept_one_hot(p: Tensor, drafted: Tensor, dlen: Tensor, u_plain: Tensor) -> Accepted:
+def accept_one_hot(p: Tensor, drafted: Tensor, dlen: Tensor, u_plain: Tensor, ragged: Ragged | None = None) -> Accepted:
     """Accept while the proposal is what plain decoding would have drawn at its position.
 
     For proposals that were not sampled (n-gram, greedy drafts), whose q is one-hot: the acceptance probability is
     p(d), as in speculative sampling, and the text is plain decoding's with the same seed. ``p`` [C, W, V] is the
-    target's transformed distribution, ``u_plain`` float64 [C, W] the plain stream at the W positions.
+    target's transformed distribution, ``u_plain`` float64 [C, W] the plain stream at the W positions. With ``ragged``,
+    which has ``dlen`` + 1 tokens of each row, ``p`` is [T, V].
     """
-    return _accept_matching(draw(p, u_plain), drafted, dlen)
+    wanted = draw(p, u_plain) if ragged is None else ragged.spread(draw(p, ragged.pack(u_plain)))
+    return _accept_matching(wanted, drafted, dlen)
 
 
 def accept_probabilistic(

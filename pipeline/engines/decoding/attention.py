@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from pipeline.engines.decoding.ragged import Ragged
 from pipeline.records.failure import InputError
 
 NAME = "slots"
 """The attention implementation under which this is registered with transformers."""
+
+_RAGGED: ContextVar[Ragged | None] = ContextVar("ragged", default=None)
+
+
+@contextlib.contextmanager
+def end_to_end(ragged: Ragged | None) -> Iterator[None]:
+    """Within it ``attend`` takes queries [1, H, T, D] of ``ragged`` rows, unless that is None.
+
+    It cannot be an argument, for not every model passes arguments on to its attention.
+    """
+    token = _RAGGED.set(ragged)
+    try:
+        yield
+    finally:
+        _RAGGED.reset(token)
 
 
 def attend(
@@ -28,13 +48,19 @@ def attend(
 
     The G = H / H_kv query heads that share a K/V head are laid along the query length, so that one product reads K
     once; a mask of G·W rows is already laid out so (see ``MaskPlan.build``). Soft caps and sinks (``s_aux`` [H], one
-    more logit a head that takes weight and gives no value) are honoured; windows are in the mask. Raises InputError for
-    a position bias, RuntimeError without a mask: rows differ in length, so nothing is causal by itself here.
+    more logit a head that takes weight and gives no value) are honoured; windows are in the mask. Rows that were laid
+    end to end (``end_to_end``) are padded here only, where each has its own past, and come out as [1, T, H, D].
+
+    Raises InputError for a position bias, RuntimeError without a mask: rows differ in length, so nothing is causal by
+    itself here.
     """
     if position_bias is not None:
         raise InputError(f"{type(module).__name__} adds a position bias to attention, which cannot be decoded here")
     if attention_mask is None:
         raise RuntimeError(f"{type(module).__name__} was called without a mask")
+    ragged = _RAGGED.get()
+    if ragged is not None:
+        query = ragged.spread(query[0].transpose(0, 1)).transpose(1, 2)
     batch, heads, width, depth = query.shape
     kv_heads = key.shape[1]
     group = heads // kv_heads
@@ -46,7 +72,8 @@ def attend(
     else:
         scale = scaling if scaling is not None else depth**-0.5
         out = _explicit(folded, key, value, attention_mask, scale, softcap, s_aux)
-    return out.reshape(batch, heads, width, value.shape[-1]).transpose(1, 2).contiguous(), None
+    out = out.reshape(batch, heads, width, value.shape[-1]).transpose(1, 2)
+    return out.contiguous() if ragged is None else ragged.pack(out)[None], None
 
 
 def _explicit(

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+from pipeline.engines.decoding.ragged import Ragged
+
 COLUMN_STEP = 64
 """Columns are allocated and read in multiples of this, so that shapes repeat."""
 
@@ -36,26 +38,51 @@ class SlotCache(Cache):  # type: ignore[misc]
         self._views: dict[int, tuple[Tensor, Tensor]] = {}
         self._region = (0, 0, 0)
         self._start: int | None = None
+        self._ragged: Ragged | None = None
         self._row_index = self._column_index = torch.empty(0, dtype=torch.int64)
 
-    def place(self, row: int, first: npt.NDArray[np.int64], positions: Tensor, live: int) -> None:
+    def place(
+        self, row: int, first: npt.NDArray[np.int64], positions: Tensor, live: int, ragged: Ragged | None = None
+    ) -> None:
         """The next forward's rows are ``row`` … ``row`` + B − 1, whose tokens begin at columns ``first`` [B].
 
         ``positions`` [B, W] holds the columns of all tokens, on the cache's device; ``live``, beyond all of them, is
-        how many columns attention reads.
+        how many columns attention reads. ``ragged``: the forward's tokens are those of it, laid end to end.
         """
         batch = len(first)
         if self._region != (row, batch, live):
             self._region = (row, batch, live)
             self._views.clear()
             self._row_index = torch.arange(batch, device=self._device)[:, None]
-        self._start = int(first[0]) if batch == 1 else None
+        self._start = int(first[0]) if batch == 1 and ragged is None else None
+        self._ragged = ragged
+        self._column_index = positions if ragged is None else ragged.pack(positions)
+
+    def place_anew(self, positions: Tensor, live: int) -> None:
+        """As ``place`` for rows 0 … B − 1, known by ``positions`` [B, W] alone and leaning on nothing made before.
+
+        For a forward that is recorded: it must neither lean on what a later ``place`` throws away, nor leave behind
+        what only its replay fills. ``forget_place`` after it.
+        """
+        self.forget_place()
+        self._region = (0, len(positions), live)
+        self._row_index = torch.arange(len(positions), device=self._device)[:, None]
+        self._start = self._ragged = None
         self._column_index = positions
+
+    def forget_place(self) -> None:
+        """The next ``place`` makes everything anew."""
+        self._region = (0, 0, 0)
+        self._views.clear()
+        self._row_index = self._column_index = torch.empty(0, dtype=torch.int64)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write K, V ``[B, H_kv, W, D]`` of one layer and return its live columns, ``[B, H_kv, live, D]``."""
+        """Write K, V ``[B, H_kv, W, D]`` of one layer and return its live columns, ``[B, H_kv, live, D]``.
+
+        Rows laid end to end come as ``[1, H_kv, T, D]``.
+        """
         if layer_idx not in self._views:
             self._views[layer_idx] = self._view(layer_idx, key_states, value_states)
         keys, values = self._views[layer_idx]
@@ -63,6 +90,9 @@ class SlotCache(Cache):  # type: ignore[misc]
             width = key_states.shape[2]
             keys.narrow(2, self._start, width).copy_(key_states)
             values.narrow(2, self._start, width).copy_(value_states)
+        elif self._ragged is not None:
+            keys[self._ragged.rows, :, self._column_index] = key_states[0].transpose(0, 1)
+            values[self._ragged.rows, :, self._column_index] = value_states[0].transpose(0, 1)
         else:  # an index on both sides of the heads' slice puts [B, W] first
             keys[self._row_index, :, self._column_index] = key_states.transpose(1, 2)
             values[self._row_index, :, self._column_index] = value_states.transpose(1, 2)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from pipeline.engines.decoding.recordings import Pauses
+
 
 @dataclass(frozen=True, slots=True)
 class Lap:
@@ -29,23 +31,26 @@ class Clock:
     that all a serving loop does is in some iteration, once; after a refill or a wait ``resume`` starts it anew. Within
     it, marks before and after drafting and after the verification forward give τ_d and τ_v, and what is left is τ_o:
     acceptance, the read, the commit, and the host's work before drafting. On CUDA the marks are events of the current
-    stream, whose work the read has waited for; on a CPU they are host times.
+    stream, whose work the read has waited for; on a CPU they are host times. Time in ``pauses`` passes in no phase and
+    no run: forwards are recorded where they are first needed, and that is nothing a serving loop does.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, pauses: Pauses | None = None) -> None:
+        self._pauses = pauses or Pauses()
         self._device = device
         self._cuda = device.type == "cuda"
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(3)] if self._cuda else []  # type: ignore[no-untyped-call]
         self._marks = [0.0, 0.0, 0.0]
+        self._paused_s = [0.0, 0.0, 0.0]
         self._drafted = False
-        self._run_start = self._start = time.perf_counter()
+        self._run_start = self._start = self._now()
 
     def start_run(self) -> None:
-        self._run_start = self._start = time.perf_counter()
+        self._run_start = self._start = self._now()
 
     def now_s(self) -> float:
         """Seconds since the run began."""
-        return time.perf_counter() - self._run_start
+        return self._now() - self._run_start
 
     def charge(self, seconds: float) -> None:
         """Count ``seconds`` that were spent on this work before the run, as if they had passed in it."""
@@ -55,7 +60,7 @@ class Clock:
         """What happened since the last iteration belongs to none."""
         if self._cuda:
             torch.cuda.synchronize(self._device)
-        self._start = time.perf_counter()
+        self._start = self._now()
 
     def draft_begins(self) -> None:
         """Left out in an iteration that drafts nothing, whose τ_d is 0."""
@@ -70,7 +75,7 @@ class Clock:
 
     def end_iteration(self) -> Lap:
         """The iteration's times; the next one begins here."""
-        end = time.perf_counter()
+        end = self._now()
         tau_ms = (end - self._start) * 1e3
         draft_ms = self._between_ms(0) if self._drafted else 0.0
         verify_ms = self._between_ms(1)
@@ -82,10 +87,16 @@ class Clock:
     def _mark(self, index: int) -> None:
         if self._cuda:
             self._events[index].record(torch.cuda.current_stream(self._device))
+            self._paused_s[index] = self._pauses.seconds
         else:
-            self._marks[index] = time.perf_counter()
+            self._marks[index] = self._now()
 
     def _between_ms(self, index: int) -> float:
         if self._cuda:
-            return float(self._events[index].elapsed_time(self._events[index + 1]))
+            paused_s = self._paused_s[index + 1] - self._paused_s[index]
+            return float(self._events[index].elapsed_time(self._events[index + 1])) - paused_s * 1e3
         return (self._marks[index + 1] - self._marks[index]) * 1e3
+
+    def _now(self) -> float:
+        """Host time in which no pause passes."""
+        return time.perf_counter() - self._pauses.seconds

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import gc
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from typing import cast
 
+import numpy as np
 import torch
 import transformers
 
 from pipeline.engines.contract import DraftFacts, EngineFacts, Limits, Request, Schedule, Tokenizer
+from pipeline.engines.decoding.cuda_graphs import capture_for
+from pipeline.engines.decoding.detokenize import detokenizer
 from pipeline.engines.decoding.forward import CachedModel
+from pipeline.engines.decoding.hardware import accelerator_name, driver_version
 from pipeline.engines.decoding.heads.loading import LoadedHead, load_head
 from pipeline.engines.decoding.heads.medusa import MedusaHeads
 from pipeline.engines.decoding.loading import LoadedModel, check_device, load_draft_model, load_target
 from pipeline.engines.decoding.loop import DecodingLoop
+from pipeline.engines.decoding.penalties import penalized, written
 from pipeline.engines.decoding.prefilled import PrefillMemory
 from pipeline.engines.decoding.proposers.contract import Proposer
 from pipeline.engines.decoding.proposers.draft_model import DraftModelProposer
@@ -25,17 +29,19 @@ from pipeline.engines.decoding.proposers.eagle3 import Eagle3Proposer
 from pipeline.engines.decoding.proposers.early_exit import EarlyExitProposer
 from pipeline.engines.decoding.proposers.medusa import MedusaProposer
 from pipeline.engines.decoding.proposers.ngram import NgramProposer
+from pipeline.engines.decoding.recordings import Capture, Pauses, Recordings
 from pipeline.engines.decoding.slots import Slots, seed_bits
 from pipeline.engines.decoding.supported import max_context, supports_early_exit
 from pipeline.engines.decoding.transform import near_tie
 from pipeline.engines.decoding.uniform import PLAIN, uniforms
+from pipeline.engines.stop_strings import REPLACEMENT, Detokenizer
 from pipeline.records.cell import Sampling
 from pipeline.records.failure import InputError
 from pipeline.records.settings import EngineSettings
 from pipeline.records.target import Draft, DraftModel, DType, EarlyExit, Head, Ngram, Target
 from pipeline.records.trace import Trace
 
-VERSION = 4
+VERSION = 6
 """Raised by every change that may move a measured time: no earlier measurement is then taken for one of this code."""
 
 
@@ -48,14 +54,20 @@ class _Loaded:
     model: CachedModel
     eos: tuple[int, ...]
 
+    @cached_property
+    def detokenizer(self) -> Detokenizer:
+        """Made for the first request with stop strings."""
+        return detokenizer(self.source.tokenizer)
+
 
 class DecodingEngine:
     """``contract.Engine`` on transformers models. ``threads``: CPU threads of PyTorch, None leaves them as they are.
 
+    ``capture``: how forwards are recorded, None for CUDA graphs on a GPU and nothing on a CPU.
     Raises InputError when ``settings.device`` asks for what this machine has not.
     """
 
-    def __init__(self, settings: EngineSettings, threads: int | None = None) -> None:
+    def __init__(self, settings: EngineSettings, threads: int | None = None, capture: Capture | None = None) -> None:
         device = settings.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -63,6 +75,8 @@ class DecodingEngine:
         self._device = torch.device(device)
         if threads is not None:
             torch.set_num_threads(threads)
+        self._capture = capture or capture_for(self._device)
+        self._pauses = Pauses()
         self._loaded: _Loaded | None = None
         self._drafts: dict[Draft, CachedModel | None] = {}
         self._draft_models: dict[tuple[str, str | None, DType], tuple[LoadedModel, CachedModel]] = {}
@@ -79,7 +93,7 @@ class DecodingEngine:
             source = load_target(target, str(self._device))
             # On a GPU reading a prompt is cheap, and its memory is not.
             self._memory = PrefillMemory() if self._device.type == "cpu" else None
-            self._loaded = _Loaded(target, source, CachedModel(source.model, self._device), eos_tokens(source))
+            self._loaded = _Loaded(target, source, self._cached(source), eos_tokens(source))
         for draft in drafts:
             if draft not in self._drafts:
                 self._drafts[draft] = self._open_draft(draft)
@@ -112,10 +126,17 @@ class DecodingEngine:
         if draft is not None:
             self._check_gamma(draft, schedule.max_gamma)
         proposer = None if draft is None else self._proposer(draft, sampling, slots, columns)
-        state = Slots(slots, columns, loaded.model.vocabulary, loaded.eos)
+        state = Slots(
+            slots,
+            columns,
+            loaded.model.vocabulary,
+            loaded.eos,
+            detokenizer=loaded.detokenizer if any(request.stop for request in arrivals) else None,
+            penalizing=sampling if sampling.penalizes else None,
+        )
         # Heads need the target's states of a prompt, which are not remembered: then every arm reads it anew.
         memory = None if self._heads else self._memory
-        trace = DecodingLoop(loaded.model, state, proposer, sampling, schedule, arrivals, memory).run()
+        trace = DecodingLoop(loaded.model, state, proposer, sampling, schedule, arrivals, memory, self._pauses).run()
         if draft is not None and proposer is not None:
             self._kv_bytes[draft] = proposer.kv_bytes
         return trace
@@ -126,6 +147,10 @@ class DecodingEngine:
         model = self._opened().model
         with torch.inference_mode():
             logits = model.plain_logits(tokens).float()
+            if sampling.penalizes:
+                text, lengths = np.array([tokens]), (np.array([len(request.tokens)]), np.array([len(tokens)]))
+                before = written(text, *lengths, sampling, len(logits), logits.device)
+                logits = penalized(logits[None, None], before, None, sampling)[0, 0]
             u = float(uniforms(torch.tensor([seed_bits(request.seed)]), torch.tensor([[len(tokens)]]), PLAIN))
             return near_tie(logits, sampling, u)
 
@@ -140,16 +165,17 @@ class DecodingEngine:
         return EngineFacts(
             engine=f"decoding {VERSION}",
             device=self._device.type,
-            accelerator=torch.cuda.get_device_name(self._device) if cuda else _processor(),
+            accelerator=accelerator_name(self._device),
             threads=torch.get_num_threads(),
             dtype=loaded.spec.dtype,
             torch=torch.__version__,
             transformers=transformers.__version__,
-            driver=_cuda_driver() if cuda else "",
+            driver=driver_version(self._device),
             target_revision=loaded.source.revision,
             vocabulary=loaded.model.vocabulary,
             max_context=self._max_context(),
             device_id=str(torch.cuda.get_device_properties(self._device).uuid) if cuda else "",
+            graphs=self._records(),
         )
 
     def draft_facts(self, draft: Draft) -> DraftFacts:
@@ -165,6 +191,15 @@ class DecodingEngine:
             head = self._heads[_head_key(draft)]
             revision, weight_bytes = head.revision, head.weight_bytes
         return DraftFacts(revision=revision, weight_bytes=weight_bytes, kv_bytes=self._kv_bytes.get(draft, 0))
+
+    def _cached(self, source: LoadedModel) -> CachedModel:
+        recordings = None if self._capture is None else Recordings(self._capture, self._device, self._pauses)
+        return CachedModel(source.model, self._device, recordings)
+
+    def _records(self) -> bool:
+        """Whether forwards of the target and of every draft model are recorded."""
+        models = [self._opened().model, *(model for _, model in self._draft_models.values())]
+        return all(model.recordings is not None and not model.recordings.failure for model in models)
 
     def _opened(self) -> _Loaded:
         if self._loaded is None:
@@ -187,7 +222,7 @@ class DecodingEngine:
             key = self._key(draft)
             if key not in self._draft_models:
                 source = load_draft_model(draft, loaded.source, loaded.spec, str(self._device))
-                self._draft_models[key] = (source, CachedModel(source.model, self._device))
+                self._draft_models[key] = (source, self._cached(source))
             return self._draft_models[key][1]
         if isinstance(draft, Head):
             if _head_key(draft) not in self._heads:
@@ -244,6 +279,24 @@ class DecodingEngine:
                     f"{what}: {len(request.tokens)} prompt and {request.max_new_tokens} output tokens "
                     f"do not fit in {longest} tokens of context"
                 )
+            self._check_stops(request, what)
+
+    def _check_stops(self, request: Request, what: str) -> None:
+        """No stop is ever left out in silence."""
+        loaded = self._opened()
+        for token in request.stop_token_ids:
+            if not 0 <= token < loaded.model.vocabulary:
+                raise InputError(f"{what}: stop token id {token}, allowed are 0 to {loaded.model.vocabulary - 1}")
+        for stop in request.stop:
+            if not stop or REPLACEMENT in stop:
+                raise InputError(
+                    f"{what}: stop string {stop!r} is empty or holds U+FFFD, which half a character reads as"
+                )
+            if stop in loaded.detokenizer.special:
+                raise InputError(
+                    f"{what}: stop string {stop!r} is a special token of {loaded.spec.name}, which has no text; "
+                    f"give its id {loaded.detokenizer.special[stop]} as a stop token id"
+                )
 
 
 def _head_key(draft: Head) -> tuple[str, str, str | None]:
@@ -258,21 +311,3 @@ def eos_tokens(source: LoadedModel) -> tuple[int, ...]:
         if tokens is not None:
             return (tokens,) if isinstance(tokens, int) else tuple(tokens)
     return ()
-
-
-def _processor() -> str:
-    """The CPU's name, where the system tells it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _cuda_driver() -> str:
-    """The version of the kernel driver, where the system tells it."""
-    version = Path("/proc/driver/nvidia/version")
-    if not version.is_file():
-        return ""
-    return next((word for word in version.read_text().split() if word[:1].isdigit() and "." in word), "")

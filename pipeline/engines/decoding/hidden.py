@@ -24,6 +24,7 @@ class HiddenTap:
 
     def __init__(self, model: PreTrainedModel, states: Sequence[int]) -> None:
         decoder = _decoder_layers(model) if any(state != FINAL for state in states) else nn.ModuleList()
+        self.states = tuple(states)
         self._kept: list[list[Tensor]] = [[] for _ in states]
         self._handles: list[RemovableHandle] = [
             _listen(model, decoder, state, kept) for state, kept in zip(states, self._kept, strict=True)
@@ -42,6 +43,20 @@ class HiddenTap:
         for kept in self._kept:
             kept.clear()
         return hidden
+
+    def withdraw(self) -> tuple[Tensor, ...]:
+        """Take back what the forward just run left, a tensor [B, W, H] for each of ``states``."""
+        return tuple(kept.pop() for kept in self._kept)
+
+    def leave(self, states: Sequence[Tensor]) -> None:
+        """Keep ``states`` as if a forward had left them: one that is replayed runs no hook."""
+        for kept, state in zip(self._kept, states, strict=True):
+            kept.append(state)
+
+    def forget(self) -> None:
+        """Drop what was kept since the last ``take``: a forward broke off."""
+        for kept in self._kept:
+            kept.clear()
 
     def close(self) -> None:
         for handle in self._handles:

@@ -10,16 +10,18 @@ import numpy as np
 from pipeline.engines.contract import Request
 from pipeline.engines.decoding.clock import Lap
 from pipeline.engines.decoding.slots import FINISH_REASONS, Committed, Ints
+from pipeline.engines.stop_strings import Detokenizer, delivered
 from pipeline.records.trace import Iteration, RequestTrace, Trace
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One iteration; ``request``, ``counted`` and ``length`` [A] describe its rows before it."""
+    """One iteration; ``request`` [A] and ``counted`` describe its rows before it, ``tokens`` were run, padding too."""
 
     lap: Lap
     gamma: int
     width: int
+    tokens: int
     request: Ints
     counted: int
     context_tokens: int
@@ -39,10 +41,14 @@ class _Life:
 
 
 class Ledger:
-    """Rows of arrays while the run lasts: making records is left to ``trace``, for no serving loop would do it."""
+    """Rows of arrays while the run lasts: making records is left to ``trace``, for no serving loop would do it.
 
-    def __init__(self, requests: Sequence[Request]) -> None:
+    ``detokenizer`` is needed by requests with stop strings.
+    """
+
+    def __init__(self, requests: Sequence[Request], detokenizer: Detokenizer | None = None) -> None:
         self._requests = requests
+        self._detokenizer = detokenizer
         self._entries: list[_Entry] = []
         self._lives: dict[int, _Life] = {}
 
@@ -53,10 +59,18 @@ class Ledger:
         self._lives[index].first_token_s = now_s
 
     def iteration(
-        self, lap: Lap, gamma: int, width: int, request: Ints, counted: int, context_tokens: int, committed: Committed
+        self,
+        lap: Lap,
+        gamma: int,
+        width: int,
+        tokens: int,
+        request: Ints,
+        counted: int,
+        context_tokens: int,
+        committed: Committed,
     ) -> None:
-        """``request`` [A] are the indices of the iteration's rows; it is kept, so give a copy."""
-        self._entries.append(_Entry(lap, gamma, width, request, counted, context_tokens, committed))
+        """``tokens`` were run, padding too. ``request`` [A] are the indices of the rows; it is kept, so give a copy."""
+        self._entries.append(_Entry(lap, gamma, width, tokens, request, counted, context_tokens, committed))
 
     def finish(self, index: int, now_s: float, code: int, output: tuple[int, ...]) -> None:
         life = self._lives[index]
@@ -76,13 +90,17 @@ class Ledger:
     def _request(self, index: int, life: _Life, rows: list[tuple[int, int, int, int, int]]) -> RequestTrace:
         request = self._requests[index]
         room, proposed, tested, accepted, emitted = zip(*rows, strict=True) if rows else ((),) * 5
+        finish = FINISH_REASONS[life.finish]
+        text = stop_string = ""
+        if request.stop and self._detokenizer is not None:
+            text, stop_string = delivered(life.output, finish, request.stop, self._detokenizer.decode)
         return RequestTrace(
             request_id=request.request_id,
             counted=request.counted,
             seed=request.seed,
             prompt_tokens=len(request.tokens),
             output=life.output,
-            finish=FINISH_REASONS[life.finish],
+            finish=finish,
             arrival_s=request.arrival_s,
             admitted_s=life.admitted_s,
             first_token_s=life.first_token_s,
@@ -93,6 +111,8 @@ class Ledger:
             tested=tested,
             accepted=accepted,
             emitted=emitted,
+            text=text,
+            stop_string=stop_string,
         )
 
 
@@ -112,7 +132,7 @@ def _iteration(entry: _Entry) -> Iteration:
         emitted=int(done.emitted.sum()),
         stopped=int(done.stopped.sum()),
         context_tokens=entry.context_tokens,
-        pad_fraction=1.0 - live / (active * entry.width),
+        pad_fraction=1.0 - live / entry.tokens,
         tau_draft_ms=entry.lap.tau_draft_ms,
         tau_verify_ms=entry.lap.tau_verify_ms,
         tau_overhead_ms=entry.lap.tau_overhead_ms,

@@ -15,10 +15,14 @@ from pipeline.engines.decoding.clock import Clock
 from pipeline.engines.decoding.forward import CachedModel
 from pipeline.engines.decoding.hidden import HiddenTap
 from pipeline.engines.decoding.ledger import Ledger
+from pipeline.engines.decoding.penalties import penalize
 from pipeline.engines.decoding.prefilled import Prefilled, PrefillMemory
 from pipeline.engines.decoding.proposers.contract import Proposal, Proposer
+from pipeline.engines.decoding.ragged import Ragged
+from pipeline.engines.decoding.recordings import Pauses
 from pipeline.engines.decoding.sampler import accept, choose
 from pipeline.engines.decoding.slots import RUNNING, Ints, Slots
+from pipeline.engines.decoding.transfer import to_device
 from pipeline.records.cell import Sampling
 from pipeline.records.trace import Trace
 
@@ -35,6 +39,7 @@ class DecodingLoop:
         schedule: Schedule,
         requests: Sequence[Request],
         memory: PrefillMemory | None = None,
+        pauses: Pauses | None = None,
     ) -> None:
         self._target = target
         self._slots = slots
@@ -45,13 +50,14 @@ class DecodingLoop:
         self._waiting = deque(range(len(requests)))
         self._counted_left = sum(request.counted for request in requests)
         self._finished: list[int] = []
-        self._clock = Clock(target.device)
-        self._ledger = Ledger(requests)
+        self._clock = Clock(target.device, pauses)
+        self._ledger = Ledger(requests, slots.detokenizer)
         self._memory = memory
         self._tap = HiddenTap(target.model, proposer.needs_hidden if proposer else ())
 
     def run(self) -> Trace:
         """Decode until every counted request has finished; fillers still in their slots are abandoned."""
+        self._target.tap = None if self._tap.idle else self._tap
         try:
             with torch.inference_mode():
                 self._clock.start_run()
@@ -66,6 +72,7 @@ class DecodingLoop:
             wall_s = self._clock.now_s()
         finally:
             self._tap.close()
+            self._target.tap = None
         for row in range(self._slots.active):
             if row not in self._finished:
                 self._record_finish(row, RUNNING, wall_s)
@@ -80,22 +87,27 @@ class DecodingLoop:
         proposal = self._draft(gamma)
 
         clock.verify_begins()
-        last = torch.from_numpy(slots.last_tokens(1)).to(self._target.device)
+        last = to_device(slots.last_tokens(1), self._target.device)
         tokens = last if proposal is None else torch.cat((last, proposal.tokens), dim=1)
-        logits = self._target.forward(tokens, n - 1)
+        ragged = self._end_to_end(proposal)
+        logits = self._target.forward(tokens, n - 1, ragged=ragged)
         clock.verify_ends()
 
-        drafted, proposed, count, next_token = self._accept(logits, proposal, n)
+        drafted, proposed, count, next_token = self._accept(logits, proposal, n, ragged)
 
         committed = slots.commit(drafted, proposed, count, next_token)
         if self._proposer:
-            self._proposer.after_verify(self._tap.take(), committed.accepted)
+            hidden = self._tap.take()
+            if hidden is not None and ragged is not None:
+                hidden = ragged.spread(hidden[0])
+            self._proposer.after_verify(hidden, committed.accepted)
         lap = clock.end_iteration()
 
         active = slice(slots.active)
         counted = int(slots.counted[active].sum())
+        run = tokens.numel() if ragged is None else len(ragged.rows)
         self._ledger.iteration(
-            lap, gamma, tokens.shape[1], slots.request[active].copy(), counted, int(n.sum()), committed
+            lap, gamma, tokens.shape[1], run, slots.request[active].copy(), counted, int(n.sum()), committed
         )
         for row in np.flatnonzero(committed.finish):
             self._finish(int(row), int(committed.finish[row]))
@@ -115,14 +127,28 @@ class DecodingLoop:
         q = None if proposal.q is None else proposal.q[:, :width]
         return Proposal(proposal.tokens[:, :width], q, proposal.proposed)
 
-    def _accept(self, logits: Tensor, proposal: Proposal | None, n: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    def _end_to_end(self, proposal: Proposal | None) -> Ragged | None:
+        """The tokens to verify, where some rows proposed fewer than others and the target need not run padding."""
+        if proposal is None or not self._target.lays_end_to_end:
+            return None
+        width = proposal.tokens.shape[1] + 1
+        lengths = proposal.proposed + 1
+        return Ragged.of(lengths, width, self._target.device) if (lengths < width).any() else None
+
+    def _accept(
+        self, logits: Tensor, proposal: Proposal | None, n: Ints, ragged: Ragged | None
+    ) -> tuple[Ints, Ints, Ints, Ints]:
         """Drafted tokens [A, W−1], how many were proposed, how many stand, and the next token: the one read."""
         seeds = self._slots.seeds[: len(n)]
+        if self._slots.penalizing:
+            if ragged is not None:  # a penalty is a position's own
+                logits, ragged = ragged.spread(logits[0]), None
+            logits = penalize(logits, self._slots, slice(len(n)), None if proposal is None else proposal.tokens)
         if proposal is None:
             nothing = np.zeros(len(n), dtype=np.int64)
             next_token = choose(logits[:, -1], seeds, n, self._sampling).cpu().numpy()
             return np.zeros((len(n), 0), dtype=np.int64), nothing, nothing, next_token
-        accepted = accept(logits, proposal, seeds, n, self._sampling)
+        accepted = accept(logits, proposal, seeds, n, self._sampling, ragged)
         packed = torch.cat((accepted.count[:, None], accepted.next_token[:, None], proposal.tokens), dim=1)
         read: Ints = packed.cpu().numpy()
         return read[:, 2:], proposal.proposed, read[:, 0], read[:, 1]
@@ -167,6 +193,8 @@ class DecodingLoop:
         prompt = np.array(request.tokens, dtype=np.int64)
         logits = self._read(row, request.tokens, prompt)
         here = slice(row, row + 1)
+        if self._slots.penalizing:
+            logits = penalize(logits[None, None], self._slots, here, None)[0, 0]
         token = int(choose(logits[None], self._slots.seeds[here], self._slots.n[here], self._sampling))
         self._ledger.first_token(index, self._clock.now_s())
         code = self._slots.commit_first(row, token)

@@ -51,9 +51,11 @@ class MaskPlan:
         columns = torch.arange(live, device=positions.device)
         rows = (positions.repeat(1, group) if group > 1 and positions.shape[1] > 1 else positions)[:, None, :, None]
         causal = columns <= rows
+        # Both on the device: a number from the host would be copied there, which a recorded forward must not do.
         allowed = torch.zeros((), dtype=dtype, device=positions.device)
+        forbidden = torch.full((), -torch.inf, dtype=dtype, device=positions.device)
         masks = {
-            kind: torch.where(causal if window is None else causal & (columns > rows - window), allowed, -torch.inf)
+            kind: torch.where(causal if window is None else causal & (columns > rows - window), allowed, forbidden)
             for kind, window in self.windows.items()
         }
         return next(iter(masks.values())) if len(masks) == 1 else masks

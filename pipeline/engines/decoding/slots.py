@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.engines.contract import Request
+from pipeline.engines.stop_strings import Detokenizer, StopWatch
+from pipeline.records.cell import Sampling
 from pipeline.records.trace import FinishReason
 
 Ints = npt.NDArray[np.int64]
@@ -45,24 +47,39 @@ class Slots:
     """Host state of C slots. The active ones are always the first: a batch is rows 0 … ``active`` − 1, without a gap.
 
     ``tokens`` [C, S], ``n`` committed length, ``end`` last allowed length, ``seeds``; ``request`` is the index of the
-    row's request in the run. Lengths and tokens live on the host because the one read of an iteration brings all that
-    changes them.
+    row's request in the run, ``prompt`` how many of its tokens are its prompt's. Lengths and tokens live on the host
+    because the one read of an iteration brings all that changes them.
+
+    ``detokenizer`` is needed by requests with stop strings; ``penalizing`` is the sampling of the run if it penalizes
+    tokens that a row has already, else None.
     """
 
-    def __init__(self, slots: int, columns: int, vocabulary: int, eos: Sequence[int]) -> None:
+    def __init__(
+        self,
+        slots: int,
+        columns: int,
+        vocabulary: int,
+        eos: Sequence[int],
+        detokenizer: Detokenizer | None = None,
+        penalizing: Sampling | None = None,
+    ) -> None:
         self.tokens = np.zeros((slots, columns), dtype=np.int64)
+        self.prompt = np.zeros(slots, dtype=np.int64)
         self.n = np.zeros(slots, dtype=np.int64)
         self.end = np.zeros(slots, dtype=np.int64)
         self.seeds = np.zeros(slots, dtype=np.int64)
         self.request = np.zeros(slots, dtype=np.int64)
         self.counted = np.zeros(slots, dtype=np.bool_)
         self.active = 0
+        self.detokenizer = detokenizer
+        self.penalizing = penalizing
         self._vocabulary = vocabulary
         self._eos = tuple(eos)
         # Requests share few sets of stops: a table of finish codes by token for each set, and which one a row has.
         self._stop_sets: dict[tuple[bool, tuple[int, ...]], int] = {}
         self._stop_codes = np.zeros((0, vocabulary), dtype=np.int64)
         self._stop_set = np.zeros(slots, dtype=np.int64)
+        self._watches: dict[int, StopWatch] = {}  # of the rows that are running and have stop strings
 
     @property
     def size(self) -> int:
@@ -72,19 +89,28 @@ class Slots:
         """Put request ``index`` of the run in ``row``, its prompt committed."""
         prompt = len(request.tokens)
         self.tokens[row, :prompt] = request.tokens
-        self.n[row] = prompt
+        self.prompt[row] = self.n[row] = prompt
         self.end[row] = prompt + request.max_new_tokens
         self.seeds[row] = seed_bits(request.seed)
         self.request[row] = index
         self.counted[row] = request.counted
         self._stop_set[row] = self._find_stop_set(request)
+        if request.stop:
+            if self.detokenizer is None:
+                raise ValueError(f"request {request.request_id} has stop strings, and there is nothing to decode with")
+            self._watches[row] = StopWatch(request.stop, self.detokenizer)
 
     def commit_first(self, row: int, token: int) -> int:
         """Commit the token that prefill sampled; returns the row's finish code."""
         self.tokens[row, self.n[row]] = token
         self.n[row] += 1
         code = int(self._stop_codes[self._stop_set[row], token])
-        return code or (_LENGTH if self.n[row] >= self.end[row] else RUNNING)
+        if row in self._watches and self._watches[row].ends_with(token):
+            code = code or _STOP
+        code = code or (_LENGTH if self.n[row] >= self.end[row] else RUNNING)
+        if code:
+            self._watches.pop(row, None)
+        return code
 
     def room(self) -> Ints:
         """end − n − 1 [A]: proposals beyond it could not be emitted even if they were all accepted."""
@@ -100,8 +126,8 @@ class Slots:
     def commit(self, drafted: Ints, proposed: Ints, count: Ints, next_token: Ints) -> Committed:
         """Add each row's block: its first ``count`` [A] of ``drafted`` [A, W−1] and ``next_token`` [A].
 
-        The block is cut after its first EOS or stop; what lay beyond counts as neither tested nor accepted. It cannot
-        overshoot ``end``, for ``proposed`` [A] is at most the room.
+        The block is cut after its first EOS, stop or token that completes a stop string; what lay beyond counts as
+        neither tested nor accepted. It cannot overshoot ``end``, for ``proposed`` [A] is at most the room.
         """
         active, width = self.active, drafted.shape[1] + 1
         rows, offsets = np.arange(active), np.arange(width)
@@ -110,6 +136,10 @@ class Slots:
         block[rows, count] = next_token
         codes = self._stop_codes[self._stop_set[:active, None], block]
         codes[offsets > count[:, None]] = RUNNING
+        for row, watch in self._watches.items():
+            end = watch.first_end(block[row, : count[row] + 1].tolist())
+            if end is not None:
+                codes[row, end] = codes[row, end] or _STOP
         stop_at = (codes > 0).argmax(axis=1)
         code = codes[rows, stop_at]
         within = (code > 0) & (stop_at < count)  # an accepted proposal ended the block
@@ -121,6 +151,8 @@ class Slots:
         self.tokens[rows[:, None], start + offsets] = block
         self.n[:active] += emitted
         finish = np.where((code == RUNNING) & (self.n[:active] >= self.end[:active]), _LENGTH, code)
+        if self._watches:
+            self._watches = {row: watch for row, watch in self._watches.items() if finish[row] == RUNNING}
         return Committed(room=room, proposed=proposed, tested=tested, accepted=accepted, emitted=emitted, finish=finish)
 
     def output(self, row: int, prompt: int) -> tuple[int, ...]:
@@ -129,8 +161,10 @@ class Slots:
     def move(self, source: int, target: int) -> None:
         length = self.n[source]
         self.tokens[target, :length] = self.tokens[source, :length]
-        for column in (self.n, self.end, self.seeds, self.request, self.counted, self._stop_set):
+        for column in (self.prompt, self.n, self.end, self.seeds, self.request, self.counted, self._stop_set):
             column[target] = column[source]
+        if source in self._watches:
+            self._watches[target] = self._watches.pop(source)
 
     def _find_stop_set(self, request: Request) -> int:
         key = (request.ignore_eos, request.stop_token_ids)

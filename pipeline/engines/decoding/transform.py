@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from pipeline.engines.decoding.top_mass import least_of_top_mass
 from pipeline.records.cell import Sampling
 
 PREFILTER = 1024
@@ -28,7 +29,7 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 
     then what is left is normalized. Thresholds are values: tokens that tie with the last one kept are all kept, so that
     the result does not depend on how a sort breaks ties. With top-p and no top-k ≤ ``PREFILTER`` one flag is read
-    back from the device. Raises ValueError for temperature 0 and for parameters out of range.
+    back on a CPU; on a GPU nothing is. Raises ValueError for temperature 0 and for parameters out of range.
     """
     _check(sampling)
     scaled = logits.float() / sampling.temperature
@@ -100,6 +101,8 @@ def _top_p_threshold(weights: Tensor, greatest: Tensor | None, top_p: float) -> 
     mass = weights.sum(dim=-1, keepdim=True, dtype=torch.float64) * top_p
     if greatest is not None:  # what they lack of the whole are ties with the last of them
         return _crossing(greatest, mass)
+    if weights.is_cuda:
+        return least_of_top_mass(weights, top_p)
     few = weights.topk(min(PREFILTER, weights.shape[-1]), dim=-1).values
     least = _crossing(few, mass)
     short = few.sum(dim=-1, dtype=torch.float64) < mass.squeeze(-1)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from scripted import NGRAM, REQUESTS, Texts, written
 from tiny_heads import FLAT, eagle3_entries, eagle3_tensors, fit_output_layer, write_eagle3, write_medusa
-from tiny_models import generated, mixed_requests, save, tiny_llama
+from tiny_models import GREEDY, generated, mixed_requests, save, tiny_llama
 from transformers import PreTrainedModel
 
-from pipeline.engines.contract import Limits
+from pipeline.engines.contract import OFF, Limits
 from pipeline.engines.decoding.engine import DecodingEngine
 from pipeline.records.settings import EngineSettings
 from pipeline.records.target import Draft, DraftModel, Eagle3, Medusa, Target
@@ -67,3 +68,15 @@ def open_engine(target: Target) -> Callable[..., DecodingEngine]:
         return engine
 
     return opened
+
+
+@pytest.fixture
+def engine(open_engine: Callable[..., DecodingEngine]) -> DecodingEngine:
+    """With three slots, so that all of ``scripted.REQUESTS`` are decoded together."""
+    return open_engine(NGRAM, concurrency=3)
+
+
+@pytest.fixture
+def texts(engine: DecodingEngine) -> Texts:
+    """What plain decoding writes after ``scripted.REQUESTS``."""
+    return written(engine.run(REQUESTS, GREEDY, None, OFF))

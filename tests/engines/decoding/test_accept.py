@@ -36,10 +36,20 @@ def u64(*rows: list[float]) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def one_step(p: Tensor, q: Tensor, drafted: Tensor, u_accept: Tensor, u_residual: Tensor) -> Tensor:
+Acceptor = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Accepted]
+
+
+def one_step(
+    p: Tensor,
+    q: Tensor,
+    drafted: Tensor,
+    u_accept: Tensor,
+    u_residual: Tensor,
+    accept: Acceptor = accept_probabilistic,
+) -> Tensor:
     """The first emitted token of rows that propose one token each: the proposal, or what replaced it."""
     rows = len(drafted)
-    result = accept_probabilistic(
+    result = accept(
         p.expand(rows, 2, V),
         q.expand(rows, 1, V),
         drafted[:, None],
@@ -94,16 +104,17 @@ def test_acceptance_probability_is_min_1_p_over_q(p: Tensor, q: Tensor, token: i
     assert float(emitted.count.double().mean()) == pytest.approx(min(1.0, float(p[token] / q[token])), abs=1.0 / n)
 
 
-def test_a_token_of_probability_zero_is_never_accepted_even_at_u_zero() -> None:
+def check_that_probability_zero_is_never_accepted(accept: Acceptor) -> None:
+    """Not at u = 0 either."""
     p, q = torch.tensor([0.5, 0.5, 0.0, 0.0]), torch.tensor([0.0, 0.0, 1.0, 0.0])
     zero = torch.zeros(1, dtype=torch.float64)
-    assert one_step(p, q, torch.tensor([2]), zero, zero).tolist() == [0]
+    assert one_step(p, q, torch.tensor([2]), zero, zero, accept).tolist() == [0], "what cannot be was accepted"
 
 
-def test_a_residual_that_sums_to_zero_falls_back_to_p() -> None:
+def check_that_an_empty_residual_falls_back_to_p(accept: Acceptor) -> None:
     # A rejection with p = q cannot happen at u < 1; the residual is still 0 when rounding brings one about.
     p = torch.tensor([0.25, 0.75, 0.0, 0.0])
-    result = accept_probabilistic(
+    result = accept(
         p.expand(3, 2, V),
         p.expand(3, 1, V),
         torch.tensor([[0], [2], [3]]),
@@ -113,35 +124,51 @@ def test_a_residual_that_sums_to_zero_falls_back_to_p() -> None:
         u64([0.1, 0.1], [0.3, 0.3], [0.9, 0.9]),
     )
     assert result.count.tolist() == [0, 0, 0]
-    assert result.next_token.tolist() == [0, 1, 1]
+    assert result.next_token.tolist() == [0, 1, 1], "not drawn from p"
 
 
-def test_the_residual_is_p_minus_the_whole_of_q() -> None:
+def check_that_the_residual_is_p_minus_the_whole_of_q(accept: Acceptor) -> None:
     p, q = torch.tensor([0.4, 0.3, 0.2, 0.1]), torch.tensor([0.7, 0.1, 0.2, 0.0])
-    replaced = one_step(p, q, torch.zeros(3000, dtype=torch.long), torch.full((3000,), 0.999).double(), grid(3000))
+    rejected = torch.full((3000,), 0.999).double()
+    replaced = one_step(p, q, torch.zeros(3000, dtype=torch.long), rejected, grid(3000), accept)
     got = torch.bincount(replaced, minlength=V) / 3000
-    torch.testing.assert_close(got, torch.tensor([0.0, 2 / 3, 0.0, 1 / 3]), atol=1e-3, rtol=0.0)
+    assert got.tolist() == pytest.approx([0.0, 2 / 3, 0.0, 1 / 3], abs=1e-3), "another residual"
+
+
+def not_strict(
+    p: Tensor, q: Tensor, drafted: Tensor, dlen: Tensor, u_accept: Tensor, u_residual: Tensor, u_plain: Tensor
+) -> Accepted:
+    """u · q ≤ p where u is 0, and all else right."""
+    return accept_probabilistic(p, q, drafted, dlen, u_accept - 1e-300, u_residual, u_plain)
+
+
+def always_from_the_residual(
+    p: Tensor, q: Tensor, drafted: Tensor, dlen: Tensor, u_accept: Tensor, u_residual: Tensor, u_plain: Tensor
+) -> Accepted:
+    count = accept_probabilistic(p, q, drafted, dlen, u_accept, u_residual, u_plain).count
+    residual = (p[:, 0] - q[:, 0]).clamp_min(0.0)
+    return Accepted(count=count, next_token=draw(residual / residual.sum(dim=-1, keepdim=True), u_residual[:, 0]))
+
+
+@pytest.mark.parametrize(
+    ("check", "wrong", "said"),
+    [
+        (check_that_probability_zero_is_never_accepted, not_strict, "what cannot be"),
+        (check_that_an_empty_residual_falls_back_to_p, always_from_the_residual, "not drawn from p"),
+        (check_that_the_residual_is_p_minus_the_whole_of_q, subtract_only_at_the_draft, "another residual"),
+    ],
+)
+def test_rejection_and_residual_are_exact(check: Callable[[Acceptor], None], wrong: Acceptor, said: str) -> None:
+    """Case 9, and what is broken in each way."""
+    check(accept_probabilistic)
+    with pytest.raises(AssertionError, match=said):
+        check(wrong)
 
 
 def test_a_residual_however_small_is_drawn_from() -> None:
     p, q = torch.tensor([1.0, 1e-20, 0.0, 0.0]), torch.tensor([1.0, 0.0, 0.0, 0.0])
     u = torch.ones(1, dtype=torch.float64)
     assert one_step(p, q, torch.tensor([0]), u, u * 0.5).tolist() == [1]
-
-
-def test_nothing_counts_past_the_first_rejection() -> None:
-    p = torch.eye(V)[[0, 1, 2, 3]][None]  # the target wants 0, 1, 2, 3
-    drafted = torch.tensor([[0, 3, 2]])
-    u = torch.zeros(1, 4, dtype=torch.float64)
-    q = torch.eye(V)[drafted]
-    dlen = torch.tensor([3])
-    for result in (
-        accept_greedy(p, drafted, dlen),
-        accept_one_hot(p, drafted, dlen, u),
-        accept_probabilistic(p, q, drafted, dlen, u[:, :3], u, u),
-    ):
-        assert result.count.tolist() == [1]
-        assert result.next_token.tolist() == [1]
 
 
 def test_rows_of_different_length_end_where_their_own_proposals_end() -> None:
@@ -225,7 +252,6 @@ def test_one_hot_text_is_plain_decodings_text_with_the_same_uniforms() -> None:
 # Joint distributions over whole blocks, against exact enumeration.
 
 Markov = NDArray[np.float64]
-Acceptor = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Accepted]
 
 
 def markov(seed: int) -> Markov:

@@ -7,6 +7,7 @@ import torch
 
 from pipeline.engines.decoding import clock as clock_module
 from pipeline.engines.decoding.clock import Clock
+from pipeline.engines.decoding.recordings import Pauses
 
 
 class Hands:
@@ -74,3 +75,26 @@ def test_time_between_iterations_is_counted_and_refills_are_not(hands: Hands) ->
     assert [lap.tau_ms for lap in laps] == pytest.approx([10, 10, 10])
     assert [lap.start_s for lap in laps] == pytest.approx([0.0, 0.010, 0.420])
     assert clock.now_s() == pytest.approx(0.430)
+
+
+def test_pauses_pass_in_no_phase_and_in_no_run(hands: Hands) -> None:
+    pauses = Pauses()
+
+    def pause_ms(ms: float) -> None:
+        hands.pass_ms(ms)
+        pauses.seconds += ms / 1e3
+
+    clock = Clock(torch.device("cpu"), pauses)
+    pause_ms(700)
+    clock.start_run()
+    clock.draft_begins()
+    hands.pass_ms(2)
+    pause_ms(500)
+    clock.verify_begins()
+    pause_ms(300)
+    hands.pass_ms(7)
+    clock.verify_ends()
+    hands.pass_ms(1)
+    lap = clock.end_iteration()
+    assert (lap.tau_draft_ms, lap.tau_verify_ms, lap.tau_overhead_ms) == pytest.approx((2, 7, 1))
+    assert clock.now_s() == pytest.approx(0.010)

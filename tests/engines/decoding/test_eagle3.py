@@ -30,6 +30,7 @@ from pipeline.engines.decoding.heads.eagle3_config import Eagle3Config
 from pipeline.engines.decoding.proposers import eagle3 as proposer_module
 from pipeline.engines.decoding.proposers.contract import Proposal
 from pipeline.engines.decoding.proposers.eagle3 import Eagle3Proposer
+from pipeline.engines.decoding.ragged import Ragged
 from pipeline.engines.decoding.slots import Ints, Slots
 from pipeline.engines.decoding.transform import probabilities
 from pipeline.records.settings import EngineSettings
@@ -148,7 +149,8 @@ def opened(target: Target, draft: Eagle3, concurrency: int = 3, max_gamma: int =
 def accept_freely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any number of proposals stands, right or not: a random head's hardly ever would."""
 
-    def accept(logits: Tensor, drafted: Tensor, dlen: Tensor) -> Accepted:
+    def accept(logits: Tensor, drafted: Tensor, dlen: Tensor, ragged: Ragged | None = None) -> Accepted:
+        logits = logits if ragged is None else ragged.spread(logits)
         count = (3 * drafted.sum(dim=1) + drafted[:, 0]) % (dlen + 1)
         return Accepted(count=count, next_token=logits[torch.arange(len(count)), count].argmax(dim=-1))
 

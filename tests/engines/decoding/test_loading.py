@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from pipeline.engines.decoding import loading
 from pipeline.engines.decoding.loading import LoadedModel, load_draft_model, load_target
 from pipeline.records.failure import InputError
 from pipeline.records.target import DraftModel, Target
@@ -178,22 +180,48 @@ def test_a_draft_takes_the_targets_dtype_unless_it_states_one(spec: Target, load
     assert load_draft_model(stated, loaded, spec, "cpu").model.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        [*WORDS[:3], WORDS[4], WORDS[3], *WORDS[5:]],  # two tokens exchanged
-        [*WORDS[:-1], "other"],
-        WORDS[:-1],
-        [*WORDS, "more"],
-    ],
-)
+def check_that_another_vocabulary_is_refused(spec: Target, loaded: LoadedModel, folder: Path, words: list[str]) -> None:
+    """Before the weights are read, which are no weights here."""
+    write_model(folder, rows=16, words=words)
+    spoil_weights(folder)
+    said = ""
+    try:
+        load_draft_model(draft_of(folder), loaded, spec, "cpu")
+    except InputError as error:
+        said = str(error)
+    wanted = r"^drafts\.small\.source=.*not that of target mine.*tokens differ"
+    assert re.search(wanted, said), f"another vocabulary was not refused: {said}"
+
+
+OTHER_WORDS = {
+    "exchanged": [*WORDS[:3], WORDS[4], WORDS[3], *WORDS[5:]],
+    "another": [*WORDS[:-1], "other"],
+    "fewer": WORDS[:-1],
+    "more": [*WORDS, "more"],
+}
+
+
+@pytest.mark.parametrize("words", OTHER_WORDS.values(), ids=OTHER_WORDS)
 def test_a_draft_of_another_vocabulary_is_refused_before_its_weights_are_read(
     spec: Target, loaded: LoadedModel, tmp_path: Path, words: list[str]
 ) -> None:
-    folder = write_model(tmp_path / "draft", rows=16, words=words)
-    spoil_weights(folder)
-    with pytest.raises(InputError, match=r"^drafts\.small\.source=.*not that of target mine.*tokens differ"):
-        load_draft_model(draft_of(folder), loaded, spec, "cpu")
+    """Case 15."""
+    check_that_another_vocabulary_is_refused(spec, loaded, tmp_path / "draft", words)
+
+
+@pytest.mark.parametrize("words", [OTHER_WORDS["exchanged"], OTHER_WORDS["another"]], ids=["exchanged", "another"])
+def test_a_loader_that_only_compares_sizes_is_noticed(
+    spec: Target, loaded: LoadedModel, tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 15, broken."""
+
+    def sizes(draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, what: str, target_name: str) -> None:
+        if len(draft.get_vocab()) != len(target.get_vocab()):
+            raise InputError(f"{what}: its vocabulary is not that of target {target_name}: tokens differ")
+
+    monkeypatch.setattr(loading, "_check_same_vocabulary", sizes)
+    with pytest.raises(AssertionError, match="was not refused"):
+        check_that_another_vocabulary_is_refused(spec, loaded, tmp_path / "draft", words)
 
 
 def test_a_missing_draft_is_named(spec: Target, loaded: LoadedModel, tmp_path: Path) -> None:

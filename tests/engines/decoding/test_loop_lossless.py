@@ -9,7 +9,7 @@ import pytest
 from tiny_models import EOS, GREEDY, WARM, accepted, assert_counts_hold, generated, mixed_requests, outputs
 from transformers import PreTrainedModel
 
-from pipeline.engines.contract import OFF, Request, Schedule
+from pipeline.engines.contract import OFF, Schedule
 from pipeline.engines.decoding.engine import DecodingEngine
 from pipeline.records.target import Draft, DraftModel, Eagle3, EarlyExit, Medusa, Ngram
 
@@ -93,43 +93,9 @@ def test_sampled_drafts_keep_the_counts(open_engine: OpenEngine, drafts: dict[st
     assert accepted(trace) > 0
 
 
-def test_text_ends_at_an_eos_accepted_inside_a_block(
-    open_engine: OpenEngine, target_model: PreTrainedModel, same_draft: DraftModel
-) -> None:
-    """Case 4: with a draft that is always right, an EOS at each place of a block is met by some γ."""
-    endless = _request(target_model, stop=())
-    text = generated(target_model, endless)
-    place = next(i for i in range(8, len(text)) if text[i] not in text[:i])
-    stopping = _request(target_model, stop=(text[place],))
-    for gamma in range(1, 8):
-        engine = open_engine(same_draft, concurrency=1)
-        trace = engine.run([stopping], GREEDY, same_draft, Schedule.constant(gamma))
-        (row,) = trace.requests
-        assert row.output == text[: place + 1]
-        assert row.finish == "stop"
-        assert_counts_hold(trace, [stopping])
-        inside = place % (gamma + 1) != 0  # prefill gave the first token, so block k ends at token k (γ + 1)
-        assert trace.iterations[-1].stopped == int(inside)
-        assert (
-            sum(row.accepted) == sum(row.tested) == place - (len(row.emitted) if not inside else len(row.emitted) - 1)
-        )
-
-
 def test_ignored_eos_is_a_token_like_any_other(open_engine: OpenEngine, target_model: PreTrainedModel) -> None:
     requests = [r for r in mixed_requests(40) if EOS in generated(target_model, r)[:-1] and r.ignore_eos]
     assert requests
     trace = open_engine(concurrency=2).run(requests[:3], GREEDY, None, OFF)
     for request in requests[:3]:
         assert outputs(trace)[request.request_id] == generated(target_model, request)
-
-
-def _request(model: PreTrainedModel, stop: tuple[int, ...]) -> Request:
-    return Request(
-        request_id="r",
-        prompt_id="p",
-        tokens=(7, 30, 12, 44, 8, 21),
-        max_new_tokens=40,
-        seed=0,
-        ignore_eos=True,
-        stop_token_ids=stop,
-    )

@@ -58,21 +58,18 @@ def test_plain_steps_of_a_schedule_draft_nothing(open_engine: OpenEngine, draft:
             assert (it.width, it.proposed, it.tau_draft_ms, it.pad_fraction) == (1, 0, 0.0, 0.0)
 
 
-def test_an_ngram_that_finds_nothing_anywhere_is_a_plain_step(open_engine: OpenEngine) -> None:
-    draft = Ngram(name="never", min_n=50, max_n=50)
-    trace = open_engine(draft, concurrency=3).run(mixed_requests(), GREEDY, draft, Schedule.constant(4))
-    assert all((it.width, it.proposed, it.pad_fraction) == (1, 0, 0.0) for it in trace.iterations)
-    assert all(it.gamma == 4 and it.emitted == it.active for it in trace.iterations)
-    assert all(it.tau_draft_ms > 0 for it in trace.iterations if it.active == 3), "looking in vain is drafting time"
-
-
-def test_rows_that_miss_beside_rows_that_match_are_padding(open_engine: OpenEngine) -> None:
+@pytest.mark.parametrize(("end_to_end", "padding"), [(True, 0.0), (False, 4 / 10)])
+def test_rows_that_miss_beside_rows_that_match_are_padding_or_laid_end_to_end(
+    end_to_end: bool, padding: float, open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draft = Ngram(name="ngram")
     requests = [_request(0), _request(1, prompt=tuple(range(3, 61)) * 2)]  # the second one finds any token
-    trace = open_engine(draft, concurrency=2).run(requests, GREEDY, draft, Schedule.constant(4))
+    engine = open_engine(draft, concurrency=2)
+    monkeypatch.setattr(engine._opened().model, "lays_end_to_end", end_to_end)
+    trace = engine.run(requests, GREEDY, draft, Schedule.constant(4))
     first = trace.iterations[0]
     assert (first.active, first.proposed, first.width) == (2, 4, 5)
-    assert first.pad_fraction == pytest.approx(4 / 10)
+    assert first.pad_fraction == pytest.approx(padding)
 
 
 def test_proposals_never_reach_beyond_the_output_limit(open_engine: OpenEngine, same_draft: DraftModel) -> None:

@@ -5,32 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-import pytest
 from tiny_models import GREEDY, WARM, assert_counts_hold, mixed_requests, outputs
 
 from pipeline.engines.contract import OFF, Request, Schedule
 from pipeline.engines.decoding.engine import DecodingEngine
-from pipeline.records.target import DraftModel, Eagle3, Medusa, Ngram
+from pipeline.records.target import DraftModel, Ngram
 
 OpenEngine = Callable[..., DecodingEngine]
 NGRAM = Ngram(name="ngram")
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("speculate", ["off", "ngram", "draft", "medusa", "eagle3"])
-def test_output_does_not_depend_on_slot_neighbours_or_refill(
-    open_engine: OpenEngine, draft: DraftModel, medusa: Medusa, eagle3: Eagle3, speculate: str, sampling: object
-) -> None:
-    proposer = {"off": None, "ngram": NGRAM, "draft": draft, "medusa": medusa, "eagle3": eagle3}[speculate]
-    schedule = Schedule.constant(3) if proposer else OFF
-    requests = mixed_requests(10)
-    alone: dict[str, tuple[int, ...]] = {}
-    for request in requests:
-        engine = open_engine(NGRAM, draft, medusa, eagle3, concurrency=1)
-        alone |= outputs(engine.run([request], sampling, proposer, schedule))
-    for concurrency, order in ((10, requests), (3, requests), (4, requests[::-1])):
-        engine = open_engine(NGRAM, draft, medusa, eagle3, concurrency=concurrency)
-        assert outputs(engine.run(order, sampling, proposer, schedule)) == alone
 
 
 def test_different_seeds_draw_different_text(open_engine: OpenEngine) -> None:

@@ -44,7 +44,7 @@ class Tied(nn.Module):
 
 
 def test_every_layer_that_gains_is_replaced_and_a_tied_embedding_keeps_its_table(monkeypatch):
-    monkeypatch.setattr(packing, "_gains", lambda linear: True)
+    monkeypatch.setattr(packing, "_gains", lambda linears, other: True)
     model, ids = Tied(), torch.arange(8)[None]
     with torch.inference_mode():
         before = model(ids)
@@ -55,7 +55,7 @@ def test_every_layer_that_gains_is_replaced_and_a_tied_embedding_keeps_its_table
 
 
 def test_a_layer_that_does_not_gain_is_left_alone(monkeypatch):
-    monkeypatch.setattr(packing, "_gains", lambda linear: linear.in_features != linear.out_features)
+    monkeypatch.setattr(packing, "_gains", lambda linears, other: linears[0].in_features != linears[0].out_features)
     model = Tied()
     pack(model)
     assert type(model.inner[0]) is nn.Linear
@@ -64,9 +64,20 @@ def test_a_layer_that_does_not_gain_is_left_alone(monkeypatch):
 
 def test_each_shape_is_measured_once(monkeypatch):
     measured = []
-    monkeypatch.setattr(packing, "_gains", lambda linear: measured.append(linear.in_features) or False)
+    monkeypatch.setattr(
+        packing, "_gains", lambda linears, other: measured.append([len(linears), other.nbytes]) or False
+    )
     pack(nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)), nn.Linear(8, 4)))
-    assert len(measured) == 2
+    assert measured == [[4, 4 * (4 * 64 + 32)], [1, 4 * (4 * 64 + 32)]], "beside all that passes through the caches"
+
+
+def test_products_are_timed_with_weights_that_other_work_has_driven_out(monkeypatch):
+    done = []
+    other = torch.zeros(1)
+    monkeypatch.setattr(packing, "_packed_product", lambda x, w, b: done.append(int(other)) or x)
+    assert packing._gains([nn.Linear(8, 8)] * 2, other) in (True, False)
+    assert done[:2] == [5, 5], "after five timings of the plain product, once unseen for both layers"
+    assert len(set(done)) == len(packing.PROBED_ROWS) * (1 + packing._REPEATS), "and then before every timing"
 
 
 def test_a_dtype_that_cannot_be_packed_is_left_alone():

@@ -58,7 +58,7 @@ def save(model: PreTrainedModel, folder: Path) -> str:
     return str(folder)
 
 
-def generated(model: PreTrainedModel, request: Request) -> tuple[int, ...]:
+def generated(model: PreTrainedModel, request: Request, repetition_penalty: float = 1.0) -> tuple[int, ...]:
     """transformers' own greedy continuation, cut where the request's stops and EOS setting cut it."""
     prompt = torch.tensor([request.tokens])
     ends = [*request.stop_token_ids] if request.ignore_eos else [EOS, *request.stop_token_ids]
@@ -66,6 +66,7 @@ def generated(model: PreTrainedModel, request: Request) -> tuple[int, ...]:
         prompt,
         attention_mask=torch.ones_like(prompt),
         do_sample=False,
+        repetition_penalty=repetition_penalty,
         max_new_tokens=request.max_new_tokens,
         eos_token_id=ends or [-1],
         pad_token_id=0,

@@ -22,6 +22,7 @@ from pipeline.engines.decoding.masks import FULL, MaskPlan
 from pipeline.engines.decoding.packing import pack
 from pipeline.engines.decoding.proposers.chain import DraftVocabulary
 from pipeline.engines.decoding.slots import Ints
+from pipeline.engines.decoding.transfer import to_device
 
 
 class KeysAndValues(Protocol):
@@ -165,7 +166,7 @@ class Eagle3Head:
         ``tokens`` [B, W] are those that follow the ``state`` [B, W, H] beside them.
         """
         width, config = tokens.shape[1], self._config
-        positions = torch.from_numpy(first[:, None] + np.arange(width)).to(self.device, non_blocking=True)
+        positions = to_device(first[:, None] + np.arange(width), self.device)
         live = min(rounded_columns(int(first.max()) + width), self.cache.columns)
         self.cache.place(row, first, positions, live)
         mask = self._plan.build(positions, live, config.heads // config.kv_heads, self.dtype)

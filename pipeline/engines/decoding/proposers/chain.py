@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipeline.engines.decoding.penalties import drafting
 from pipeline.engines.decoding.proposers.contract import Proposal
 from pipeline.engines.decoding.slots import Ints, Slots
+from pipeline.engines.decoding.transfer import to_device
 from pipeline.engines.decoding.transform import draw, probabilities
 from pipeline.engines.decoding.uniform import DRAFT, uniforms
 from pipeline.records.cell import Sampling
@@ -29,9 +31,9 @@ class DraftVocabulary:
     ids: Tensor
     size: int
 
-    def spread(self, q: Tensor) -> Tensor:
-        """``q`` [A, V'] over the target's vocabulary, [A, size]: zero for tokens that the draft does not know."""
-        return q.new_zeros(q.shape[0], self.size).index_copy_(1, self.ids, q)
+    def spread(self, values: Tensor, unknown: float = 0.0) -> Tensor:
+        """``values`` [A, V'] over the target's vocabulary, [A, size]: ``unknown`` for tokens that the draft lacks."""
+        return values.new_full((len(values), self.size), unknown).index_copy_(1, self.ids, values)
 
 
 def draft_chain(
@@ -42,7 +44,7 @@ def draft_chain(
     For models that see all before them; ``drawn`` as in ``draft_from``.
     """
     n = slots.n[: slots.active].copy()
-    tokens = torch.from_numpy(slots.last_tokens(width)).to(device)
+    tokens = to_device(slots.last_tokens(width), device)
     return draft_from(step(tokens, n - width), lambda token, j: step(token[:, None], n + j - 1), slots, dlen, drawn)
 
 
@@ -57,20 +59,25 @@ def draft_from(
     """Propose max(``dlen``) tokens a row, the first from ``logits`` [A, V], each later one from what ``follow`` gives.
 
     ``drawn``: draw each from the transformed distribution of that sampling, which is kept as q; None: take the most
-    probable token, so that q is one-hot. ``vocabulary``: what logits are over, None for the target's tokens.
+    probable token, so that q is one-hot. ``vocabulary``: what logits are over, None for the target's tokens. Where the
+    run penalizes tokens, logits are penalized first, as the target's are in verification.
     """
     steps = int(dlen.max())
     active = slots.active
+    penalize = drafting(slots, logits.device, vocabulary.size if vocabulary else logits.shape[-1])
+    known, vocabulary = (vocabulary, None) if penalize else (None, vocabulary)  # penalties are the target's tokens'
     u = None
     if drawn is not None:
-        seeds = torch.from_numpy(slots.seeds[:active]).to(logits.device)
-        positions = torch.from_numpy(slots.n[:active, None] + np.arange(steps)).to(logits.device)
+        seeds = to_device(slots.seeds[:active], logits.device)
+        positions = to_device(slots.n[:active, None] + np.arange(steps), logits.device)
         u = uniforms(seeds, positions, DRAFT)
     drafted: list[Tensor] = []
     qs: list[Tensor] = []
     for j in range(steps):
         if j:
             logits = follow(drafted[-1], j)
+        if penalize:
+            logits = penalize(logits if known is None else known.spread(logits, -torch.inf), drafted)
         if drawn is None or u is None:
             token = logits.argmax(dim=-1)
         else:

@@ -11,6 +11,7 @@ from pipeline.engines.decoding.heads.eagle3 import Eagle3Head
 from pipeline.engines.decoding.proposers.chain import draft_from
 from pipeline.engines.decoding.proposers.contract import Proposal
 from pipeline.engines.decoding.slots import Ints, Slots
+from pipeline.engines.decoding.transfer import to_device
 from pipeline.records.cell import Sampling
 
 
@@ -56,9 +57,9 @@ class Eagle3Proposer:
                 self._catch_up(int(row), slots)
         width = int(waiting.max())
         columns = valid[:, None] + np.arange(width)
-        tokens = torch.from_numpy(slots.tokens[np.arange(active)[:, None], columns + 1]).to(self._head.device)
+        tokens = to_device(slots.tokens[np.arange(active)[:, None], columns + 1], self._head.device)
         out = self._head.run(tokens, self._head.fuse(self._states[:active, :width]), valid)
-        last = torch.from_numpy(waiting - 1).to(out.device)
+        last = to_device(waiting - 1, out.device)
         logits, state = self._head.predict(out[torch.arange(active, device=out.device), last])
         valid[:] = n - 1
         waiting[:] = 0
@@ -78,7 +79,7 @@ class Eagle3Proposer:
         waiting = self.waiting[:active]
         self._make_room(int(waiting.max()) + width)
         rows = torch.arange(active, device=hidden.device)[:, None]
-        places = torch.from_numpy(waiting[:, None] + np.arange(width)).to(hidden.device)
+        places = to_device(waiting[:, None] + np.arange(width), hidden.device)
         self._states[rows, places] = hidden
         waiting += accepted + 1
 
@@ -99,7 +100,7 @@ class Eagle3Proposer:
     def _read(self, row: int, tokens: Ints, states: Tensor, start: int) -> None:
         """Make entries ``start`` onwards of one row: ``tokens`` [P] and the true states before each, [≥ P, ·]."""
         for begin in range(0, len(tokens), PREFILL_CHUNK):
-            chunk = torch.from_numpy(tokens[None, begin : begin + PREFILL_CHUNK]).to(self._head.device)
+            chunk = to_device(tokens[None, begin : begin + PREFILL_CHUNK], self._head.device)
             fused = self._head.fuse(states[None, begin : begin + chunk.shape[1]])
             self._head.run(chunk, fused, np.array([start + begin]), row)
 

@@ -10,6 +10,7 @@ from pipeline.engines.decoding.hidden import FINAL
 from pipeline.engines.decoding.proposers.chain import draft_from
 from pipeline.engines.decoding.proposers.contract import Proposal
 from pipeline.engines.decoding.slots import Ints, Slots
+from pipeline.engines.decoding.transfer import to_device
 from pipeline.records.cell import Sampling
 
 
@@ -44,7 +45,7 @@ class MedusaProposer:
     def after_verify(self, hidden: Tensor | None, accepted: Ints) -> None:
         assert hidden is not None
         rows = torch.arange(len(accepted), device=hidden.device)
-        self._state[: len(accepted)] = hidden[rows, torch.from_numpy(accepted).to(hidden.device)]
+        self._state[: len(accepted)] = hidden[rows, to_device(accepted, hidden.device)]
 
     def move(self, source: int, target: int, length: int) -> None:
         self._state[target] = self._state[source]

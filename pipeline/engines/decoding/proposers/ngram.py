@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pipeline.engines.decoding.proposers.contract import Proposal
 from pipeline.engines.decoding.slots import Ints, Slots
+from pipeline.engines.decoding.transfer import to_device
 from pipeline.records.target import Ngram
 
 
@@ -62,7 +63,7 @@ class NgramProposer:
         active = slots.active
         tokens, proposed = lookup(slots.tokens[:active], slots.n[:active], dlen, self._draft)
         width = int(proposed.max())
-        return Proposal(torch.from_numpy(tokens[:, :width]).to(self._device), None, proposed)
+        return Proposal(to_device(tokens[:, :width], self._device), None, proposed)
 
     def after_verify(self, hidden: Tensor | None, accepted: Ints) -> None:
         """Nothing to keep."""

@@ -64,7 +64,7 @@ class FitSettings:
     draft_steps: int = 3
     later_weight: float = 0.5
     batch_tokens: int = 2048
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     weight_decay: float = 0.05
     warmup: float = 0.03
     looks: int = 20

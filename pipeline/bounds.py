@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.records.cell import Sampling, Workload
 from pipeline.records.failure import InputError
+from pipeline.records.head_training import CollectSettings, FitSettings, HeadSettings, HeadTraining
 from pipeline.records.settings import Budget, ClusterSettings, PolicySettings, Protocol, SearchSettings
 from pipeline.records.target import DraftModel, Eagle3, EarlyExit, Medusa, Ngram, Target
 
@@ -27,6 +28,7 @@ def _at_least(least: int) -> Bound:
 
 _SEED = Bound(lambda value: 0 <= value < 2**32, "from 0 to 4294967295")
 _POSITIVE = Bound(lambda value: bool(value > 0), "greater than 0")
+_SHARE = Bound(lambda value: 0 < value < 1, "greater than 0 and less than 1")
 _PENALTY = Bound(lambda value: -2 <= value <= 2, "from -2 to 2 (0 is none)")
 _NOT_EMPTY = Bound(lambda value: bool(value.strip()), "not empty")
 
@@ -81,6 +83,33 @@ _BOUNDS: Mapping[type, Mapping[str, Bound]] = {
     },
     Budget: {"cell_s": _POSITIVE, "worker_hours": _POSITIVE},
     PolicySettings: {"margin": _at_least(0)},
+    HeadTraining: {"minutes": _POSITIVE, "seed": _SEED},
+    CollectSettings: {
+        "held_out": _SHARE,
+        "watched": _SHARE,
+        "sampled": Bound(lambda value: 0 <= value <= 1, "from 0 to 1"),
+        "prompt_tokens": _at_least(4),
+        "requests": _at_least(1),
+        "slots": _at_least(1),
+        "tokens": _at_least(1),
+    },
+    HeadSettings: {
+        "states": Bound(lambda value: len(value) > 0 and min(value) >= 0, "a list of whole numbers of at least 0"),
+        "vocabulary": _at_least(1),
+        "intermediate_size": _at_least(1),
+    },
+    FitSettings: {
+        "epochs": _POSITIVE,
+        "draft_steps": _at_least(1),
+        "later_weight": Bound(lambda value: 0 < value <= 1, "greater than 0 and at most 1"),
+        "batch_tokens": _at_least(1),
+        "learning_rate": _POSITIVE,
+        "weight_decay": _at_least(0),
+        "warmup": Bound(lambda value: 0 <= value < 1, "at least 0 and less than 1"),
+        "looks": _at_least(1),
+        "patience": _at_least(1),
+        "steps": _at_least(1),
+    },
 }
 
 

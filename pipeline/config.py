@@ -18,6 +18,7 @@ from pipeline.bounds import check_bounds, check_counts, check_name
 from pipeline.compose import CONF, Tree, composed, options, without_credentials
 from pipeline.records.cell import Sampling, Workload
 from pipeline.records.failure import InputError
+from pipeline.records.head_training import CollectSettings, FitSettings, HeadSettings, HeadTraining
 from pipeline.records.settings import (
     Budget,
     ClusterSettings,
@@ -30,7 +31,7 @@ from pipeline.records.settings import (
     TargetChoice,
     TrackingSettings,
 )
-from pipeline.records.target import Draft, Target
+from pipeline.records.target import Draft, Ngram, Target
 from pipeline.workloads.render import read_template
 
 T = TypeVar("T")
@@ -84,6 +85,40 @@ def load_settings(overrides: Sequence[str], config_name: str = "sweep") -> Sweep
         budget=_record(Budget, tree.get("budget", {}), "budget"),
         policy=_record(PolicySettings, tree.get("policy", {}), "policy"),
     )
+
+
+def load_head_training(overrides: Sequence[str]) -> HeadTraining:
+    """What conf/train_head.yaml says once ``overrides`` are applied. Raises InputError as ``load_settings`` does."""
+    tree = composed(overrides, "train_head")
+    own = [field.name for field in fields(HeadTraining) if field.name not in ("target", "ngram")]
+    known = [*own, "targets", "output_tokens"]
+    for key in tree:
+        if key not in known:
+            raise InputError(f"{key}: unknown key; known: {', '.join(known)}")
+    targets = [_target(key, body) for key, body in _named(tree, "targets").items()]
+    if len(targets) != 1:
+        names = ", ".join(choice.target.name for choice in targets)
+        raise InputError(f"targets: a head is made for one target, not for {names}; write target=[NAME]")
+    ngrams = [choice.draft for choice in targets[0].drafts if isinstance(choice.draft, Ngram)]
+    name = targets[0].target.name if tree.get("name") is None else _value(str, tree["name"], "name")
+    check_name(name, "name")
+    settings = HeadTraining(
+        name=name,
+        output_dir=_output_dir(tree),
+        target=targets[0].target,
+        ngram=ngrams[0] if ngrams else Ngram(name="ngram"),
+        workloads=_workloads(tree),
+        minutes=_value(float, tree.get("minutes", 30.0), "minutes"),
+        seed=_value(int, tree.get("seed", 0), "seed"),
+        device=_record(EngineSettings, {"device": tree.get("device", "auto")}, "engine").device,
+        fresh=_value(bool, tree.get("fresh", False), "fresh"),
+        collect=_record(CollectSettings, tree.get("collect", {}), "collect"),
+        head=_record(HeadSettings, tree.get("head", {}), "head"),
+        fit=_record(FitSettings, tree.get("fit", {}), "fit"),
+        tracking=_record(TrackingSettings, tree.get("tracking", {}), "tracking"),
+    )
+    check_bounds(settings, "train_head")
+    return settings
 
 
 def sweep_id(settings: SweepSettings, content: Mapping[str, str] | None = None) -> str:

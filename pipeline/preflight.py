@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.engines.decoding.sources import Location, locate
+from pipeline.engines.decoding.sources import MAKE_A_HEAD, Location, locate
 from pipeline.records.failure import InputError
 from pipeline.records.settings import SweepSettings
-from pipeline.records.target import Sourced, Target
+from pipeline.records.target import Eagle3, Sourced, Target
 from pipeline.workloads.load import load_prompts
 from pipeline.workloads.render import read_template
 
@@ -61,7 +61,8 @@ def _find_models(settings: SweepSettings) -> dict[str, str]:
             draft = item.draft
             if isinstance(draft, Sourced):
                 key = f"targets.{target.name}.drafts.{draft.name}.source"
-                found = locate(draft.source, draft.revision, key=key, allow_pickle=target.allow_pickle)
+                remedy = MAKE_A_HEAD if isinstance(draft, Eagle3) else ""
+                found = locate(draft.source, draft.revision, key=key, allow_pickle=target.allow_pickle, remedy=remedy)
                 revisions[key] = found.revision
     return revisions
 

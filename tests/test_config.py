@@ -238,7 +238,8 @@ class TestTeamFolder:
         path.write_text(path.read_text().replace("qwen3_0_6b", "qwen3_0_5b"))
         assert refusal(f"hydra.searchpath=[{folder}]", "target=[ours]") == (
             "draft: no option 'qwen3_0_5b'; choose from: "
-            "early_exit, llama31_8b_eagle3, llama32_1b, medusa, ngram, qwen3_0_6b, qwen3_1_7b, qwen3_8b_eagle3"
+            "early_exit, llama31_8b_eagle3, llama32_1b, medusa, ngram, qwen3_0_6b, qwen3_1_7b, qwen3_8b_eagle3, "
+            "smollm2_head"
         )
 
 

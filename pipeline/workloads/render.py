@@ -27,10 +27,10 @@ def render(prompt: Prompt, target: Target, tokenizer: Tokenizer) -> tuple[int, .
     """
     if prompt.awaits:
         raise ValueError(f"prompt {prompt.id} still awaits the answers at messages {prompt.awaits}")
-    template = read_template(target)
-    tokens = (
-        _plain(prompt, tokenizer) if target.chat_template == "plain" else _chat(prompt, target, template, tokenizer)
-    )
+    if target.chat_template == "plain":
+        tokens = _plain(prompt, tokenizer)
+    else:
+        tokens = tokenizer.encode(chat_text(prompt, target, tokenizer), add_special_tokens=False)
     if not tokens:
         raise InputError(f"target {target.name}: prompt {prompt.id!r} has no tokens")
     return tuple(tokens)
@@ -58,7 +58,9 @@ def read_template(target: Target) -> str | None:
         ) from None
 
 
-def _chat(prompt: Prompt, target: Target, template: str | None, tokenizer: Tokenizer) -> list[int]:
+def chat_text(prompt: Prompt, target: Target, tokenizer: Tokenizer) -> str:
+    """``prompt`` as ``target``'s chat template writes it. Raises InputError as ``render`` does."""
+    template = read_template(target)
     if template is None and not tokenizer.chat_template:
         raise InputError(
             f"target {target.name}: its tokenizer has no chat template; set targets.{target.name}.chat_template,"
@@ -66,7 +68,7 @@ def _chat(prompt: Prompt, target: Target, template: str | None, tokenizer: Token
         )
     conversation = [{"role": message.role, "content": message.content} for message in prompt.messages]
     try:
-        text = tokenizer.apply_chat_template(
+        return tokenizer.apply_chat_template(
             conversation,
             chat_template=template,  # by name: transformers' second place is the tools
             tokenize=False,
@@ -78,7 +80,6 @@ def _chat(prompt: Prompt, target: Target, template: str | None, tokenizer: Token
         raise InputError(
             f"target {target.name}: the chat template cannot render prompt {prompt.id!r}: {reason}"
         ) from None
-    return tokenizer.encode(text, add_special_tokens=False)
 
 
 def _plain(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:

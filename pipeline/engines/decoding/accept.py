@@ -26,7 +26,7 @@ def accept_greedy(logits: Tensor, drafted: Tensor, dlen: Tensor, ragged: Ragged 
     ``dlen`` int64 [C], how many of a row's proposals are real (0 to W−1; the rest may hold any token id). With
     ``ragged``, which has ``dlen`` + 1 tokens of each row, ``logits`` are [T, V].
     """
-    wanted = logits.argmax(dim=-1)
+    wanted = logits.float().argmax(dim=-1)
     return _accept_matching(wanted if ragged is None else ragged.spread(wanted), drafted, dlen)
 
 

@@ -93,7 +93,7 @@ class DecodingEngine:
             source = load_target(target, str(self._device))
             # On a GPU reading a prompt is cheap, and its memory is not.
             self._memory = PrefillMemory() if self._device.type == "cpu" else None
-            self._loaded = _Loaded(target, source, self._cached(source), _eos_tokens(source))
+            self._loaded = _Loaded(target, source, self._cached(source), eos_tokens(source))
         for draft in drafts:
             if draft not in self._drafts:
                 self._drafts[draft] = self._open_draft(draft)
@@ -304,7 +304,7 @@ def _head_key(draft: Head) -> tuple[str, str, str | None]:
     return draft.method, draft.source, draft.revision
 
 
-def _eos_tokens(source: LoadedModel) -> tuple[int, ...]:
+def eos_tokens(source: LoadedModel) -> tuple[int, ...]:
     """What ends a text: the generation configuration's tokens, else the model's, else the tokenizer's."""
     for owner in (source.model.generation_config, source.model.config, source.tokenizer):
         tokens = getattr(owner, "eos_token_id", None)

@@ -24,7 +24,7 @@ from pipeline.records.cell import Sampling
 def choose(logits: Tensor, seeds: Ints, index: Ints, sampling: Sampling) -> Tensor:
     """Plain decoding: the token [A] that will stand at ``index`` [A], from ``logits`` [A, V]."""
     if sampling.greedy:
-        return logits.argmax(dim=-1)
+        return logits.float().argmax(dim=-1)  # on a CPU fifteen times as fast as in bfloat16, and the same token
     return draw(probabilities(logits, sampling), _uniforms(seeds, index, 1, PLAIN, logits.device)[:, 0])
 
 

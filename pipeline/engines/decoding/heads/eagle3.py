@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -23,6 +25,12 @@ from pipeline.engines.decoding.slots import Ints
 from pipeline.engines.decoding.transfer import to_device
 
 
+class KeysAndValues(Protocol):
+    """Takes in K, V ``[B, H_kv, W, D]`` of the tokens being run and gives all that they may see."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]: ...
+
+
 class Attention(nn.Module):
     """Attention whose queries, keys and values are made of an embedding and a state side by side."""
 
@@ -39,7 +47,7 @@ class Attention(nn.Module):
             self.k_norm = LlamaRMSNorm(config.head_dim, config.norm_eps)
         self._normed = config.qk_norm
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor, cache: SlotCache) -> Tensor:
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor, cache: KeysAndValues) -> Tensor:
         """[B, W, H] of ``x`` [B, W, 2H], for tokens whose place in ``cache`` was said before."""
         shape = (*x.shape[:2], -1, self.head_dim)
         query, key, value = (proj(x).view(shape) for proj in (self.q_proj, self.k_proj, self.v_proj))
@@ -65,7 +73,7 @@ class Layer(nn.Module):
         self._residual_is_normed = config.norm_before_residual
 
     def forward(
-        self, embedded: Tensor, state: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor, cache: SlotCache
+        self, embedded: Tensor, state: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor, cache: KeysAndValues
     ) -> Tensor:
         normed = self.hidden_norm(state)
         residual = normed if self._residual_is_normed else state
@@ -93,6 +101,22 @@ class Eagle3Weights(nn.Module):
         self.layers = nn.ModuleList([Layer(config)])
         self.norm = LlamaRMSNorm(config.hidden_size, config.norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocabulary, bias=False)
+        self._norm_output = config.norm_output
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """[.., H] of the target's hidden states side by side, [.., states · target_hidden_size]."""
+        if hasattr(self, "input_norm"):
+            states = self.input_norm(states)
+        if hasattr(self, "fc_norm"):
+            parts = states.chunk(len(self.fc_norm), dim=-1)
+            states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        fused: Tensor = self.fc(states)
+        return fused
+
+    def predict(self, out: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the layer's output [B, H]: logits [B, V'] of the token two places on, and the state of the next entry."""
+        normed = self.norm(out)
+        return self.lm_head(normed), normed if self._norm_output else out
 
 
 class Eagle3Head:
@@ -134,14 +158,7 @@ class Eagle3Head:
 
     def fuse(self, states: Tensor) -> Tensor:
         """[.., H] of the target's hidden states side by side, [.., ``state_size``]."""
-        weights, config = self._weights, self._config
-        if config.norm_before_fc:
-            states = weights.input_norm(states)
-        if config.fc_norm:
-            parts = states.chunk(len(self.states), dim=-1)
-            states = torch.cat([norm(part) for norm, part in zip(weights.fc_norm, parts, strict=True)], dim=-1)
-        fused: Tensor = weights.fc(states)
-        return fused
+        return self._weights.fuse(states)
 
     def run(self, tokens: Tensor, state: Tensor, first: Ints, row: int = 0) -> Tensor:
         """The layer's output [B, W, H] at entries ``first`` [B] onwards of slots ``row`` … ``row`` + B − 1.
@@ -160,8 +177,7 @@ class Eagle3Head:
 
     def predict(self, out: Tensor) -> tuple[Tensor, Tensor]:
         """Of the layer's output [B, H]: logits [B, V'] of the token two places on, and the state of the next entry."""
-        normed = self._weights.norm(out)
-        return self._weights.lm_head(normed), normed if self._config.norm_output else out
+        return self._weights.predict(out)
 
 
 def llama_config(config: Eagle3Config) -> LlamaConfig:

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pipeline.engines.decoding.heads.settings import Settings
-from pipeline.engines.decoding.sources import Location, locate
+from pipeline.engines.decoding.sources import MAKE_A_HEAD, Location, locate
 from pipeline.records.failure import InputError
-from pipeline.records.target import Head
+from pipeline.records.target import Eagle3, Head
 
 _PICKLED = ("*.bin", "*.pt", "*.pth")
 
@@ -36,7 +36,8 @@ class HeadFiles:
 def find_head(draft: Head, allow_pickle: bool) -> HeadFiles:
     """Find ``draft`` and read its configuration, no weights yet. Raises InputError for what cannot be found or read."""
     key = f"drafts.{draft.name}.source"
-    location = locate(draft.source, draft.revision, key=key, allow_pickle=allow_pickle)
+    remedy = MAKE_A_HEAD if isinstance(draft, Eagle3) else ""
+    location = locate(draft.source, draft.revision, key=key, allow_pickle=allow_pickle, remedy=remedy)
     what = f"{key}={draft.source}"
     if location.kind == "gguf":
         raise InputError(f"{what}: a head is a folder or hub id with config.json and safetensors, not GGUF")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_student import HIDDEN, KNOWN, STATES, VOCABULARY, config, weights_of
+from test_head_student import HIDDEN, KNOWN, STATES, VOCABULARY, config, weights_of
 
 from pipeline.records.head_training import FitSettings
-from pipeline.training.fit import Fit, Vocabulary, divergence, learning_rate, watch
+from pipeline.training.divergence import Vocabulary
+from pipeline.training.fit import Fit, learning_rate, watch
 from pipeline.training.recorder import Choices
 from pipeline.training.student import Student
 from pipeline.training.teacher import Lesson
@@ -104,27 +104,6 @@ def test_trying_the_rate_leaves_no_trace(tmp_path: Path) -> None:
     run(this)
     for name, weight in whole.best.items():
         torch.testing.assert_close(this.best[name], weight)
-
-
-@given(
-    logits=st.lists(st.floats(-5, 5), min_size=KNOWN, max_size=KNOWN),
-    ids=st.lists(st.integers(0, VOCABULARY - 1), min_size=3, max_size=3, unique=True),
-    taught=st.lists(st.floats(-4, 4), min_size=3, max_size=3).map(lambda x: sorted(x, reverse=True)),
-)
-def test_the_loss_is_the_cross_entropy_over_the_tokens_that_both_know(
-    logits: list[float], ids: list[int], taught: list[float]
-) -> None:
-    vocabulary = Vocabulary(IDS, VOCABULARY)
-    choices = Choices(torch.tensor([ids], dtype=torch.int32), torch.tensor([taught]))
-    loss = float(divergence(torch.tensor([logits]), choices, vocabulary))
-    known = {i: t for i, t in zip(ids, taught, strict=True) if i in set(IDS.tolist())}
-    if ids[0] not in known:
-        assert loss == 0
-        return
-    total = sum(math.exp(t) for t in known.values())
-    normal = math.log(sum(math.exp(x) for x in logits))
-    wanted = sum(math.exp(t) / total * (normal - logits[i // 2]) for i, t in known.items())
-    assert loss == pytest.approx(wanted, abs=1e-4)
 
 
 @given(st.floats(0, 1), st.floats(0, 0.9))

@@ -105,7 +105,7 @@ class DecodingLoop:
 
         active = slice(slots.active)
         counted = int(slots.counted[active].sum())
-        run = tokens.numel() if ragged is None else len(ragged.rows)
+        run = self._target.rows_run(len(n)) * tokens.shape[1] if ragged is None else len(ragged.rows)
         self._ledger.iteration(
             lap, gamma, tokens.shape[1], run, slots.request[active].copy(), counted, int(n.sum()), committed
         )

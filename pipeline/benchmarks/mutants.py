@@ -70,11 +70,11 @@ _ACCEPTANCE: dict[str, Callable[..., Accepted]] = {
     "residual subtracts q only at the drafted token": subtract_only_at_the_draft,
     "final token from p after a rejection": draw_from_p_after_a_rejection,
 }
-_UNTRANSFORMED = "untransformed q"
+UNTRANSFORMED = "untransformed q"
 PENALTIES = "penalties leave out the accepted prefix"
 _TOO_EARLY = "block after a full accept begins at its last proposal"
 
-MUTANTS = (*_ACCEPTANCE, _UNTRANSFORMED, PENALTIES, _TOO_EARLY)
+MUTANTS = (*_ACCEPTANCE, UNTRANSFORMED, PENALTIES, _TOO_EARLY)
 
 SHARP = Sampling(name="t05_k4", temperature=0.5, top_k=4)
 """Raw and transformed distributions differ most here: what uses the wrong one shows in few samples."""
@@ -95,7 +95,7 @@ def broken(mutant: str, sampling: Sampling) -> Iterator[None]:
     with ExitStack() as stack:
         if mutant in _ACCEPTANCE:
             stack.enter_context(patch.object(sampler, "accept_probabilistic", _ACCEPTANCE[mutant]))
-        elif mutant == _UNTRANSFORMED:
+        elif mutant == UNTRANSFORMED:
             # Proposals are drawn from the transformed distribution, and q is the softmax of the raw logits.
             raw = patch.object(chain, "probabilities", lambda logits, _: torch.softmax(logits, dim=-1))
             right = patch.object(chain, "draw", lambda q, u: draw(probabilities(q.log(), sampling), u))

@@ -78,7 +78,8 @@ OFF = Schedule()
 class EngineFacts:
     """What is loaded and on what it runs; ``device_id`` is the accelerator itself, not its kind.
 
-    ``graphs``: forwards of the target and its draft models are replayed CUDA graphs.
+    ``graphs``: forwards of the target are replayed CUDA graphs. That a draft's cannot be is no fact of the engine: it
+    would make strangers of measurements of other drafts.
     """
 
     engine: str

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 class Provenance:
     """Enough to know whether two measurements may be compared. ``device_id`` tells apart a machine's accelerators.
 
-    ``graphs``: forwards were replayed CUDA graphs.
+    ``graphs``: the target's forwards were replayed CUDA graphs.
     """
 
     created: str

@@ -16,6 +16,7 @@ from jobs.benchmark import main
 from pipeline.benchmarks.exact import chi_square_p
 from pipeline.benchmarks.gpu.budget import Block, run_blocks
 from pipeline.benchmarks.gpu.decoder import Decoder, RandomProposer, requests, took
+from pipeline.benchmarks.gpu.distribution import distributions
 from pipeline.benchmarks.gpu.shapes import build, bytes_of_a_token, bytes_read, scale
 from pipeline.benchmarks.gpu.speed import crossover
 from pipeline.benchmarks.rows import Report, Row, alone
@@ -75,6 +76,11 @@ def test_texts_and_distribution_hold_even_there(
     assert all(row["holds"] for metric, row in rows.items() if metric.startswith("text_"))
     assert rows["chi_square_draft_model"]["holds"]
     assert rows["accepted_fp32_same"]["ours"] > 0.9
+
+
+def test_enough_samples_tell_the_engine_as_it_is_from_a_wrong_one() -> None:
+    found = {row.metric: row.holds for row in distributions(Decoder(CPU), 600)}
+    assert found == {"chi_square_draft_model": True, "chi_square_top_p": True, "chi_square_mutant": True}
 
 
 def test_the_whole_engine_is_imported_on_a_bare_machine() -> None:

@@ -13,25 +13,18 @@ from transformers import LlamaConfig, PreTrainedModel
 from pipeline.benchmarks.exact import count_sequences, joint_distribution, p_value
 from pipeline.benchmarks.gpu.decoder import Decoder
 from pipeline.benchmarks.gpu.shapes import build
-from pipeline.benchmarks.mutants import MUTANTS, broken
-from pipeline.benchmarks.rows import Row, Wanted, alone
+from pipeline.benchmarks.lossless import CAUGHT, PLACES, SAME
+from pipeline.benchmarks.mutants import UNTRANSFORMED, broken, shown_by
+from pipeline.benchmarks.rows import Row, alone
+from pipeline.benchmarks.tiny import VOCABULARY
+from pipeline.benchmarks.tiny_writer import GAMMA, PROMPT, TOKENS
 from pipeline.engines.contract import Request
 from pipeline.engines.decoding.proposers.draft_model import DraftModelProposer
 from pipeline.records.cell import Sampling
 
-VOCABULARY = 8
-TOKENS = 4
-GAMMA = 2
 SLOTS = 6
-PROMPT = (3, 5, 1, 3, 5, 6, 1)
-PLACES = ((0, 1, 2), (1, 2, 3))
-"""Tokens tested together."""
 T1 = Sampling(name="t1", temperature=1.0)
 TOP_P = Sampling(name="t1_p85", temperature=1.0, top_p=0.85)
-SHARP = Sampling(name="t05_k4", temperature=0.5, top_k=4)
-"""Raw and transformed distributions differ most here: what uses the wrong one shows in few samples."""
-SAME = Wanted("ours", ">", 1e-4)
-CAUGHT = Wanted("ours", "<", 1e-6)
 
 
 def distributions(decoder: Decoder, samples: int) -> Iterator[Row]:
@@ -42,7 +35,7 @@ def distributions(decoder: Decoder, samples: int) -> Iterator[Row]:
     arms = (
         ("chi_square_draft_model", T1, ""),
         ("chi_square_top_p", TOP_P, ""),
-        ("chi_square_mutant", SHARP, MUTANTS[-1]),
+        ("chi_square_mutant", shown_by(UNTRANSFORMED), UNTRANSFORMED),
     )
     for name, sampling, mutant in arms:
         columns = len(PROMPT) + TOKENS + GAMMA + 1

@@ -197,9 +197,9 @@ class DecodingEngine:
         return CachedModel(source.model, self._device, recordings)
 
     def _records(self) -> bool:
-        """Whether forwards of the target and of every draft model are recorded."""
-        models = [self._opened().model, *(model for _, model in self._draft_models.values())]
-        return all(model.recordings is not None and not model.recordings.failure for model in models)
+        """Whether forwards of the target are recorded."""
+        recordings = self._opened().model.recordings
+        return recordings is not None and not recordings.failure
 
     def _opened(self) -> _Loaded:
         if self._loaded is None:

@@ -83,6 +83,11 @@ class CachedModel:
                 return logits
         return self._forward(tokens, first, row, keep, ragged)
 
+    def rows_run(self, batch: int) -> int:
+        """How many rows ``forward`` runs of ``batch`` from slot 0: what is recorded fills a bucket up."""
+        recorded = self.recordings is not None and not self.recordings.failure
+        return row_bucket(batch, self.cache.slots) if recorded else batch
+
     def _forward(self, tokens: Tensor, first: Ints, row: int, keep: int, ragged: Ragged | None = None) -> Tensor:
         width = tokens.shape[1]
         positions = to_device(first[:, None] + np.arange(width), self.device)

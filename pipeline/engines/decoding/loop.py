@@ -105,7 +105,7 @@ class DecodingLoop:
 
         active = slice(slots.active)
         counted = int(slots.counted[active].sum())
-        run = tokens.numel() if ragged is None else len(ragged.rows)
+        run = self._target.rows_run(len(n)) * tokens.shape[1] if ragged is None else len(ragged.rows)
         self._ledger.iteration(
             lap, gamma, tokens.shape[1], run, slots.request[active].copy(), counted, int(n.sum()), committed
         )
@@ -141,9 +141,9 @@ class DecodingLoop:
         """Drafted tokens [A, W−1], how many were proposed, how many stand, and the next token: the one read."""
         seeds = self._slots.seeds[: len(n)]
         if self._slots.penalizing:
-            if ragged is not None:  # a penalty is a position's own
-                logits, ragged = ragged.spread(logits[0]), None
-            logits = penalize(logits, self._slots, slice(len(n)), None if proposal is None else proposal.tokens)
+            padded = logits if ragged is None else ragged.spread(logits[0])  # a penalty is a position's own
+            padded = penalize(padded, self._slots, slice(len(n)), None if proposal is None else proposal.tokens)
+            logits = padded if ragged is None else ragged.pack(padded)[None]
         if proposal is None:
             nothing = np.zeros(len(n), dtype=np.int64)
             next_token = choose(logits[:, -1], seeds, n, self._sampling).cpu().numpy()

@@ -16,10 +16,11 @@ from transformers import PreTrainedModel
 
 from pipeline.benchmarks.mutants import PENALTIES, broken
 from pipeline.engines.contract import OFF, Request, Schedule
-from pipeline.engines.decoding import loop
+from pipeline.engines.decoding import loop, sampler
 from pipeline.engines.decoding.engine import DecodingEngine
 from pipeline.engines.decoding.penalties import penalized, written
 from pipeline.engines.decoding.proposers import chain
+from pipeline.engines.decoding.transform import probabilities
 from pipeline.records.cell import Sampling
 from pipeline.records.target import Draft, DraftModel, Eagle3, EarlyExit, Medusa, Ngram
 
@@ -171,6 +172,24 @@ def test_penalties_that_leave_out_the_accepted_prefix_are_noticed(
     with broken(PENALTIES, REPEATING):
         assert outputs(engine.run(mixed_requests(), REPEATING, same_draft, Schedule.constant(4))) != expected
     assert outputs(engine.run(mixed_requests(), REPEATING, same_draft, Schedule.constant(4))) == expected
+
+
+def test_no_filter_works_on_padding(
+    open_engine: OpenEngine, drafts: dict[str, Draft], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Penalties pad a ragged batch; the logits of padding are flat, so that top-p would sort whole vocabularies."""
+    filtered: list[int] = []
+
+    def counted(logits: Tensor, sampling: Sampling) -> Tensor:
+        filtered.append(logits.shape[:-1].numel())
+        return probabilities(logits, sampling)
+
+    monkeypatch.setattr(sampler, "probabilities", counted)
+    engine = open_engine(drafts["draft"], concurrency=5)
+    trace = engine.run(mixed_requests(), WARM_ALL, drafts["draft"], Schedule.constant(4))
+    assert any(0 < it.proposed < it.active * (it.width - 1) for it in trace.iterations), "no ragged batch, no test"
+    first_tokens = len(trace.requests)
+    assert sum(filtered) == sum(it.active + it.proposed for it in trace.iterations) + first_tokens
 
 
 def test_tie_margin_is_that_of_penalized_logits(open_engine: OpenEngine, target_model: PreTrainedModel) -> None:

@@ -136,6 +136,10 @@ def test_inputs_that_are_not_filled_in_are_noticed(
     assert texts(replaying, target, None, 2, requests) != expected
 
 
+def read_back(module: object, inputs: object, output: Tensor | tuple[Tensor, ...]) -> None:
+    float((output[0] if isinstance(output, tuple) else output).sum())
+
+
 def test_a_model_that_cannot_be_recorded_is_decoded_as_it_stands(
     engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, medusa: Medusa
 ) -> None:
@@ -146,16 +150,27 @@ def test_a_model_that_cannot_be_recorded_is_decoded_as_it_stands(
     expected = texts(eager, target, medusa, 2, requests)
     replaying.open(target, [medusa], Limits(concurrency=2, max_gamma=GAMMA))
     assert replaying._loaded is not None
-
-    def read_back(module: object, inputs: object, output: Tensor) -> None:
-        float((output[0] if isinstance(output, tuple) else output).sum())
-
     replaying._loaded.model.model.base_model.layers[-1].register_forward_hook(read_back)
     assert replaying.facts.graphs
     with pytest.warns(RuntimeWarning, match="without CUDA graphs") as said:
         assert texts(replaying, target, medusa, 2, requests) == expected
     assert len([one for one in said if "CUDA graphs" in str(one.message)]) == 1
     assert not replaying.facts.graphs
+
+
+def test_a_draft_that_cannot_be_recorded_makes_no_stranger_of_its_target(
+    engines: Engines, target: Target, draft: DraftModel
+) -> None:
+    """``facts`` go into every measurement's provenance, other drafts' too, and only like ones share a test."""
+    _, replaying = engines
+    replaying.open(target, [draft], Limits(concurrency=2, max_gamma=GAMMA))
+    ((_, model),) = replaying._draft_models.values()
+    model.model.base_model.layers[-1].register_forward_hook(read_back)
+    before = replaying.facts
+    with pytest.warns(RuntimeWarning, match="without CUDA graphs"):
+        texts(replaying, target, draft, 2, mixed_requests(4))
+    assert replaying.facts == before
+    assert before.graphs
 
 
 def test_rows_that_fill_a_bucket_up_change_nobody(engines: Engines, target: Target) -> None:
@@ -165,6 +180,16 @@ def test_rows_that_fill_a_bucket_up_change_nobody(engines: Engines, target: Targ
         requests = mixed_requests(count)
         expected = texts(eager, target, None, 6, requests)
         assert texts(replaying, target, None, 6, requests) == expected
+
+
+def test_rows_that_fill_a_bucket_up_are_padding(engines: Engines, target: Target) -> None:
+    _, engine = engines
+    requests = mixed_requests(7)
+    engine.open(target, [], Limits(concurrency=6, max_gamma=GAMMA))
+    iterations = engine.run(requests, GREEDY, None, OFF).iterations
+    assert {3, 5} & {it.active for it in iterations}
+    run = {1: 1, 2: 2, 3: 4, 4: 4, 5: 6, 6: 6}
+    assert [it.pad_fraction for it in iterations] == [1 - it.active / run[it.active] for it in iterations]
 
 
 def test_no_time_of_recording_is_in_any_iteration(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,14 @@ TEXT_TOKENS = 512
 _MOST_WORDS = 3
 
 
+def read_text(path: Path) -> str:
+    """Raises InputError for a file that cannot be read as text."""
+    try:
+        return path.expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"collect.text: {path}: cannot be read ({error})") from None
+
+
 @dataclass(frozen=True)
 class Asked:
     """A prompt ready to answer. ``said`` is what the user says last."""
@@ -141,11 +149,7 @@ class Writer:
 
     def read(self, path: Path, look: Callable[[int], None]) -> list[Lesson]:
         """A text file, cut into pieces. Raises InputError for one that cannot be read."""
-        try:
-            text = path.expanduser().read_text(encoding="utf-8")
-        except (OSError, ValueError, RuntimeError) as error:
-            raise InputError(f"collect.text: {path}: cannot be read ({error})") from None
-        tokens = self._teacher.tokenizer.encode(text, add_special_tokens=False)
+        tokens = self._teacher.tokenizer.encode(read_text(path), add_special_tokens=False)
         length = min(TEXT_TOKENS, self._teacher.max_context)
         lessons = []
         for first in range(0, len(tokens) - 2, length):

@@ -24,7 +24,7 @@ from pipeline.tracking.atomic import write_atomically
 from pipeline.tracking.lock import FolderLock
 from pipeline.tracking.mlflow_head import HeadView
 from pipeline.training.budget import Budget
-from pipeline.training.collect import Split, split
+from pipeline.training.collect import Split, read_text, split
 from pipeline.training.collecting import WRITTEN, Collected, Collecting
 from pipeline.training.divergence import Vocabulary
 from pipeline.training.fit import Fit
@@ -75,6 +75,8 @@ def train_head(settings: HeadTraining, progress: TrainingProgress, stop: Callabl
     key = f"targets.{target.name}.source"
     located = locate(target.source, target.revision, key=key, allow_pickle=target.allow_pickle)
     contents = {each.name: load_prompts(each).content_hash for each in settings.workloads}
+    for path in settings.collect.text:
+        read_text(Path(path))
     folder = folder_of(settings)
     folder.mkdir(parents=True, exist_ok=True)
     lock = FolderLock(folder, progress.warn)

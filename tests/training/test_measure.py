@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.records.target import Ngram
-from pipeline.training.fit import Vocabulary
+from pipeline.training.divergence import Vocabulary
 from pipeline.training.measure import agreement, right_of_head, right_of_ngram
 from pipeline.training.recorder import Choices
 from pipeline.training.teacher import Lesson
@@ -33,12 +33,14 @@ class FixedStudent:
         self.weights = self
         self._said = said
         self._size = size
+        self.lm_head = torch.nn.Linear(size, size, bias=False)
+        torch.nn.init.eye_(self.lm_head.weight)
 
     def unroll(self, tokens: torch.Tensor, states: torch.Tensor, steps: int) -> list[torch.Tensor]:
         return [torch.tensor(row)[None, :, None] for row in self._said[:steps]]
 
-    def predict(self, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.nn.functional.one_hot(out[:, 0], self._size).float(), out
+    def norm(self, out: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.one_hot(out[:, 0], self._size).float()
 
 
 def test_the_head_is_asked_about_every_token_but_the_first_of_the_answer() -> None:

@@ -45,6 +45,14 @@ class Request:
     arrival_s: float = 0.0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Passage:
+    """A request and the text that plain decoding gave it, as ``RequestTrace.output`` has it."""
+
+    request: Request
+    output: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Schedule:
     """γ by number of active requests: ``steps`` are (most active requests, γ), ascending; above the last, 0."""
@@ -148,6 +156,24 @@ class Engine(Protocol):
         """Decode ``arrivals`` in order, at most ``limits.concurrency`` at once, until every counted one has finished.
 
         ``draft`` None needs a schedule that never speculates. Raises InputError for a request that cannot fit.
+        """
+
+    def score(self, passages: Sequence[Passage], sampling: Sampling, draft: Draft) -> tuple[tuple[float, ...], ...]:
+        """How likely each output token x of a passage would stand if ``draft`` proposed there, given all before it.
+
+        min(1, q(x)/p(x)), both distributions transformed as ``sampling`` says; where proposals are not drawn, 1 or 0:
+        whether x is the draft's likeliest token. One teacher-forced pass of draft and, where proposals are drawn, of
+        the target. Raises ValueError for an n-gram, whose proposals follow from the text alone, and for heads, whose
+        proposals depend on where the block began.
+        """
+
+    def time_widths(
+        self, arrivals: Sequence[Request], sampling: Sampling, draft: Draft | None, gammas: Sequence[int]
+    ) -> Trace:
+        """As ``run``, but iteration i proposes γ = gammas[i mod len(gammas)] in every row: for its times alone.
+
+        ``draft`` None proposes arbitrary tokens, γ of them in every row with room: what a verification of that width
+        costs whoever drafted. The trace's ``Iteration.gamma`` says which γ was due.
         """
 
     def tie_margin(self, request: Request, output: Sequence[int], sampling: Sampling) -> float:

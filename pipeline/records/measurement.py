@@ -10,7 +10,8 @@ from pipeline.records.provenance import Provenance
 from pipeline.records.target import Candidate
 from pipeline.records.trace import Block
 
-MeasurementKind = Literal["search", "confirmation_look", "confirmation", "aa"]
+MeasurementKind = Literal["forecast", "search", "confirmation_look", "confirmation", "aa"]
+"""``forecast`` is a baseline's only: the text and the times that the cell's forecasts are made from."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,24 +7,30 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from pipeline.records.cell import Sampling, Workload
+from pipeline.records.shape import ModelShape
 from pipeline.records.strict import STRICT
 from pipeline.records.target import Draft, Target
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftChoice:
-    """A draft that suits a target and the γ to try it with (each ≥ 1, ascending)."""
+    """A draft that suits a target and the γ to try it with (each ≥ 1, ascending). ``shape`` is for planning only."""
 
     draft: Draft
     gammas: tuple[int, ...]
+    shape: ModelShape | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetChoice:
-    """A target with the drafts that suit it, sorted by name so that their order in a file means nothing."""
+    """A target with the drafts that suit it, sorted by name so that their order in a file means nothing.
+
+    ``shape`` is for planning only: what is measured follows from the weights.
+    """
 
     target: Target
     drafts: tuple[DraftChoice, ...]
+    shape: ModelShape | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

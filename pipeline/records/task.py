@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pipeline.records.cell import Cell
 from pipeline.records.failure import Failure
+from pipeline.records.forecast import CellForecast
 from pipeline.records.measurement import Baseline, Measurement, MeasurementKind
 from pipeline.records.settings import Protocol
 from pipeline.records.target import Candidate, Draft
@@ -13,7 +14,7 @@ from pipeline.records.target import Candidate, Draft
 
 @dataclass(frozen=True, kw_only=True)
 class RoundTask:
-    """Measure ``candidates`` of a cell beside one baseline.
+    """Measure ``candidates`` of a cell beside one baseline, or forecast them (``kind`` forecast).
 
     The round takes ``prompt_count`` prompts of the workload's arranged order from ``first_prompt`` on. ``drafts`` are
     all drafts of the cell, so that a worker can keep them; ``max_gamma`` the greatest γ of the cell; ``level`` the
@@ -41,11 +42,15 @@ class RoundTask:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundResult:
-    """``baseline`` None when nothing could be measured; then ``failures`` says why."""
+    """``baseline`` None when nothing could be measured; then ``failures`` says why.
+
+    ``forecast`` is there if one was asked for and could be made.
+    """
 
     baseline: Baseline | None
     measurements: tuple[Measurement, ...]
     failures: tuple[Failure, ...]
+    forecast: CellForecast | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,6 +58,11 @@ def measure_round(engine: Engine, task: RoundTask, prepared: Prepared, progress:
     return _Round(engine, task, prepared).measure(blocks, progress)
 
 
+def measure_baseline(engine: Engine, task: RoundTask, prepared: Prepared, progress: Callable[[str], None]) -> Baseline:
+    """One pass of plain decoding over ``task``'s requests, for its text and times. Raises what the engine raises."""
+    return _Round(engine, replace(task, candidates=()), prepared).baseline_alone(deal(task, prepared), progress)
+
+
 def as_failure(cell: CellKey, candidate: Candidate | None, error: Exception) -> Failure:
     """``error`` as a record, its first line as the message and the traceback as details."""
     lines = str(error).strip().splitlines()
@@ -105,6 +110,14 @@ class _Round:
             measurements=tuple(measurements),
             failures=tuple(self._failures),
         )
+
+    def baseline_alone(self, blocks: Sequence[tuple[Request, ...]], progress: Callable[[str], None]) -> Baseline:
+        """One pass over ``blocks``: nothing is beside it that a second pass would have to enclose."""
+        self._warm_up(self._baseline, blocks[0])
+        for index, requests in enumerate(blocks):
+            progress(f"{self._task.cell.key.label} · block {index + 1}/{len(blocks)} · the baseline alone")
+            self._run(self._baseline, index, 0, requests)
+        return self._baseline_record()
 
     def _each(self, arms: Sequence[_Arm], work: Callable[[_Arm], None]) -> None:
         """Do ``work`` for each candidate's arm; one that raises is dropped from the round."""

@@ -41,7 +41,7 @@ class Forecast:
 
 @dataclass(frozen=True, kw_only=True)
 class CellForecast:
-    """The forecasts of one cell from one baseline; candidates that none could be made for are left out."""
+    """The forecasts of one cell from a baseline of ``prompts`` prompts; candidates that have none are left out."""
 
     __pydantic_config__: ClassVar[Mapping[str, str]] = STRICT
 
@@ -50,6 +50,7 @@ class CellForecast:
     cell: CellKey
     baseline_ids: tuple[str, ...]
     provenance: Provenance
+    prompts: int
     tau0_ms: float
     forecasts: tuple[Forecast, ...]
     kind: Literal["forecast"] = "forecast"

@@ -57,11 +57,11 @@ class Protocol:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSettings:
-    """``max_candidates`` bounds a cell's search; ``candidates_per_round`` share a baseline."""
+    """``max_candidates`` bounds a cell's search; ``candidates_per_round``, at most, share a baseline."""
 
     __pydantic_config__: ClassVar[Mapping[str, str]] = STRICT
 
-    strategy: Literal["grid", "tpe"] = "grid"
+    strategy: Literal["guided", "grid", "tpe"] = "guided"
     candidates_per_round: int = 4
     max_candidates: int = 30
     seed: int = 0

@@ -78,6 +78,7 @@ def forecast_round(engine: Engine, task: RoundTask, prepared: Prepared, progress
         cell=key,
         baseline_ids=(baseline.id,),
         provenance=baseline.provenance,
+        prompts=len({name for block in texts.blocks() for name in (prompt_id(r.request_id) for r in block)}),
         tau0_ms=baseline.tau0_ms,
         forecasts=tuple(forecasts),
     )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from pipeline.records.cell import Sampling
 from pipeline.records.target import Draft, Scalar, Target
 from pipeline.records.trace import Trace
+
+Foretold = Literal["text", "score", "probe"]
+"""How a draft's acceptance is foretold: from the committed text alone, by ``Engine.score``, or by a short run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,13 +163,19 @@ class Engine(Protocol):
         ``draft`` None needs a schedule that never speculates. Raises InputError for a request that cannot fit.
         """
 
+    def replays(self, draft: Draft) -> Foretold:
+        """How ``draft``'s acceptance is foretold from what plain decoding wrote.
+
+        ``text``: its proposals follow from the text (n-gram). ``score``: they depend on all before them alone, so that
+        ``score`` tells how likely each token would stand. ``probe``: they depend on where the block began (heads).
+        """
+
     def score(self, passages: Sequence[Passage], sampling: Sampling, draft: Draft) -> tuple[tuple[float, ...], ...]:
         """How likely each output token x of a passage would stand if ``draft`` proposed there, given all before it.
 
         min(1, q(x)/p(x)), both distributions transformed as ``sampling`` says; where proposals are not drawn, 1 or 0:
         whether x is the draft's likeliest token. One teacher-forced pass of draft and, where proposals are drawn, of
-        the target. Raises ValueError for an n-gram, whose proposals follow from the text alone, and for heads, whose
-        proposals depend on where the block began.
+        the target. Raises ValueError for a draft that ``replays`` says is foretold otherwise.
         """
 
     def time_widths(

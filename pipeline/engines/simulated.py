@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
-import numpy as np
-
-from pipeline.engines.contract import DraftFacts, EngineFacts, Limits, Request, Schedule
+from pipeline.engines.contract import DraftFacts, EngineFacts, Foretold, Limits, Passage, Request, Schedule
 from pipeline.engines.machine import Machine, break_down, machine_from
-from pipeline.engines.stop_strings import Detokenizer, StopWatch, delivered
+from pipeline.engines.pace import Pace, RunPace
+from pipeline.engines.simulated_row import EOS, Row, is_drawn
+from pipeline.engines.stop_strings import Detokenizer
 from pipeline.records.cell import Sampling
 from pipeline.records.failure import InputError
-from pipeline.records.target import Draft, Ngram, Scalar, Target, has_extra_weights
-from pipeline.records.trace import FinishReason, Iteration, RequestTrace, Trace
+from pipeline.records.target import Draft, Head, Scalar, Target, has_extra_weights
+from pipeline.records.trace import Iteration, RequestTrace, Trace
 
-BOS, EOS = 256, 257
+__all__ = ["BOS", "EOS", "ByteTokenizer", "SimulatedEngine"]
+
+BOS = 256
 VOCABULARY = 258
 
 
@@ -54,7 +57,9 @@ DETOKENIZER = Detokenizer(decode=ByteTokenizer().decode, silent=lambda token: to
 class SimulatedEngine:
     """Implements ``contract.Engine`` without a model; the same calls in the same order give the same traces.
 
-    Its text is made up, so that of a sampling only greedy or not matters: filters and penalties change nothing.
+    Its text is made up, so that of a sampling only greedy or not matters: filters and penalties change nothing. Nor
+    does looking it up tell what an n-gram would propose: what every draft but a head accepts is foretold by ``score``,
+    which agrees with what ``run`` does place by place (``Machine`` says where it does not).
     """
 
     def __init__(self, machine: Machine | None = None) -> None:
@@ -62,6 +67,7 @@ class SimulatedEngine:
         self._target: Target | None = None
         self._limits = Limits(concurrency=1, max_gamma=0)
         self._runs: Counter[str] = Counter()
+        self._pace = Pace(self._machine)
         self.tokenizer = ByteTokenizer()
 
     @property
@@ -85,7 +91,9 @@ class SimulatedEngine:
         return DraftFacts(revision="simulated", weight_bytes=weights, kv_bytes=weights // 8)
 
     def open(self, target: Target, drafts: Sequence[Draft], limits: Limits) -> None:
-        self._machine = machine_from(target.source, self._given)
+        machine = replace(machine_from(target.source, self._given), dtype=target.dtype)
+        if machine != self._machine:
+            self._machine, self._pace = machine, Pace(machine)
         self._target, self._limits = target, limits
         break_down(self._machine, "target", 0)
 
@@ -96,126 +104,95 @@ class SimulatedEngine:
         return self._machine.tie_margin
 
     def run(self, arrivals: Sequence[Request], sampling: Sampling, draft: Draft | None, schedule: Schedule) -> Trace:
-        if self._target is None:
-            raise RuntimeError("no target is open")
         if draft is None and schedule.max_gamma:
             raise ValueError("a schedule that speculates needs a draft")
-        longest = self.facts.max_context - schedule.max_gamma - 1
+        return self._run(arrivals, sampling, draft, schedule.max_gamma, lambda _, active: schedule.gamma(active))
+
+    def replays(self, draft: Draft) -> Foretold:
+        return "probe" if isinstance(draft, Head) else "score"
+
+    def score(self, passages: Sequence[Passage], sampling: Sampling, draft: Draft) -> tuple[tuple[float, ...], ...]:
+        """α_t where proposals are drawn, else whether place t's luck is under it; 0 where the draft misses."""
+        if self.replays(draft) != "score":
+            raise ValueError(f"draft {draft.name}: what a head proposes depends on where the block began")
+        self._ready(draft.name)
+        scores = []
+        for passage in passages:
+            row = Row(self._machine, passage.request, sampling, draft, DETOKENIZER)
+            stands = row.alpha if is_drawn(draft, sampling) else (row.luck < row.alpha).astype(float)
+            scores.append(tuple((stands * ~row.missed)[: len(passage.output)].tolist()))
+        return tuple(scores)
+
+    def time_widths(
+        self, arrivals: Sequence[Request], sampling: Sampling, draft: Draft | None, gammas: Sequence[int]
+    ) -> Trace:
+        if not gammas or min(gammas) < 0:
+            raise ValueError(f"gammas must name at least one gamma >= 0, got {tuple(gammas)}")
+        return self._run(arrivals, sampling, draft, max(gammas), lambda place, _: gammas[place % len(gammas)])
+
+    def _run(
+        self,
+        arrivals: Sequence[Request],
+        sampling: Sampling,
+        draft: Draft | None,
+        max_gamma: int,
+        due: Callable[[int, int], int],
+    ) -> Trace:
+        name = draft.name if draft else "off"
+        self._ready(None)
+        longest = self.facts.max_context - max_gamma - 1
         for request in arrivals:
             if not request.tokens or len(request.tokens) + request.max_new_tokens > longest:
                 raise InputError(f"request {request.request_id}: prompt and output must take 1 to {longest} tokens")
-        name = draft.name if draft else "off"
-        break_down(self._machine, name, self._runs[name])
+        self._ready(name)
         self._runs[name] += 1
         time.sleep(self._machine.sleep_s)
-        noise = np.random.default_rng([self._machine.seed, self._runs.total()])
-        return _decode(self._machine, arrivals, sampling, draft, schedule, self._limits.concurrency, noise)
+        rows = _Rows(self._machine, sampling, draft, arbitrary=draft is None and max_gamma > 0)
+        return _decode(rows, arrivals, due, self._limits.concurrency, self._pace.next_run())
+
+    def _ready(self, name: str | None) -> None:
+        """Raises what the machine says that ``name`` raises, RuntimeError where no target is open."""
+        if self._target is None:
+            raise RuntimeError("no target is open")
+        if name is not None:
+            break_down(self._machine, name, self._runs[name])
 
 
-class _Row:
-    """One admitted request: its whole text and each proposal's luck are fixed by prompt, seed and draft."""
+@dataclass(frozen=True)
+class _Rows:
+    """What the rows of one run have in common."""
 
-    def __init__(self, machine: Machine, request: Request, sampling: Sampling, draft: Draft | None) -> None:
-        prompt = int.from_bytes(blake2b(np.array(request.tokens).tobytes(), digest_size=8).digest())
-        own = [prompt, *([] if sampling.greedy else [request.seed])]
-        proposer = list((draft.name if draft else "off").encode())
-        sampled = draft is not None and not isinstance(draft, Ngram) and draft.draft_sampling == "probabilistic"
-        text = np.random.default_rng(own + proposer if sampled and not sampling.greedy else own)
-        size = request.max_new_tokens
-        ends = text.random(size) < machine.eos_rate
-        self.text = [EOS if end else int(token) for end, token in zip(ends, text.integers(97, 123, size), strict=True)]
-        if draft and machine.fail.get(draft.name) == "wrong_text":
-            self.text[-1] = ord("!")
-        luck = np.random.default_rng([*own, *proposer, 1])
-        self.luck, self.missed = luck.random(size), luck.random(size)
-        spread = machine.alpha_spread * (2 * np.random.default_rng([prompt, 2]).random() - 1)
-        self.alpha = min(1.0, max(0.0, machine.of("alpha", draft) + spread)) if draft else 0.0
-        self.decay, self.miss = machine.alpha_decay, machine.of("miss", draft) if draft else 1.0
-        self.request = request
-        self.watch = StopWatch(request.stop, DETOKENIZER) if request.stop else None
-        self.output: list[int] = []
-        self.finish: FinishReason = "abandoned"
-        self.counts: list[tuple[int, int, int, int, int]] = []
-        """(room, proposed, tested, accepted, emitted) of each row-iteration."""
+    machine: Machine
+    sampling: Sampling
+    draft: Draft | None
+    arbitrary: bool
 
-    def emit(self) -> bool:
-        """Append the next token; False when it was the last."""
-        token = self.text[len(self.output)]
-        self.output.append(token)
-        if token == EOS and not self.request.ignore_eos:
-            self.finish = "eos"
-        elif (self.watch and self.watch.ends_with(token)) or token in self.request.stop_token_ids:
-            self.finish = "stop"
-        elif len(self.output) == self.request.max_new_tokens:
-            self.finish = "length"
-        return self.finish == "abandoned"
-
-    def step(self, gamma: int) -> None:
-        """One block: proposals up to the first rejection or accepted stop, and a token of the target's after them."""
-        start = len(self.output)
-        room = self.request.max_new_tokens - start - 1
-        proposed = 0 if self.missed[start] < self.miss else min(gamma, room)
-        tested = accepted = 0
-        going = True
-        while going and tested < proposed:
-            tested += 1
-            if self.luck[start + accepted] >= self.alpha * self.decay**accepted:
-                break
-            accepted += 1
-            going = self.emit()
-        if going:
-            self.emit()
-        self.counts.append((room, proposed, tested, accepted, len(self.output) - start))
-
-    def trace(self, times: tuple[float, float, float], first_iteration: int) -> RequestTrace:
-        """``times``: admitted, first token, finished, s."""
-        room, proposed, tested, accepted, emitted = zip(*self.counts, strict=True) if self.counts else ((),) * 5
-        stops, text, stop_string = self.request.stop, "", ""
-        if stops:
-            text, stop_string = delivered(self.output, self.finish, stops, DETOKENIZER.decode)
-        return RequestTrace(
-            request_id=self.request.request_id,
-            counted=self.request.counted,
-            seed=self.request.seed,
-            prompt_tokens=len(self.request.tokens),
-            output=tuple(self.output),
-            finish=self.finish,
-            arrival_s=self.request.arrival_s,
-            admitted_s=times[0],
-            first_token_s=times[1],
-            finished_s=times[2],
-            first_iteration=first_iteration,
-            room=room,
-            proposed=proposed,
-            tested=tested,
-            accepted=accepted,
-            emitted=emitted,
-            text=text,
-            stop_string=stop_string,
-        )
+    def admit(self, request: Request) -> Row:
+        return Row(self.machine, request, self.sampling, self.draft, DETOKENIZER, arbitrary=self.arbitrary)
 
 
 def _decode(
-    machine: Machine,
+    kind: _Rows,
     arrivals: Sequence[Request],
-    sampling: Sampling,
-    draft: Draft | None,
-    schedule: Schedule,
+    due: Callable[[int, int], int],
     slots: int,
-    noise: np.random.Generator,
+    pace: RunPace,
 ) -> Trace:
-    """The loop in virtual time. Fillers that no slot was free for are left out of the trace."""
+    """The loop in virtual time: ``due`` says γ by iteration and number of active rows.
+
+    Fillers that no slot was free for are left out of the trace.
+    """
+    machine, draft = kind.machine, kind.draft
     clock = 0.0
-    drift = float(np.exp(machine.block_noise * noise.standard_normal()))
-    queue, active = deque(enumerate(arrivals)), dict[int, tuple[_Row, float, float, int]]()
+    queue, active = deque(enumerate(arrivals)), dict[int, tuple[Row, float, float, int]]()
     done: dict[int, RequestTrace] = {}
     iterations: list[Iteration] = []
     while any(r.counted for _, r in queue) or any(entry[0].request.counted for entry in active.values()):
         while queue and len(active) < slots and (queue[0][1].arrival_s <= clock or not active):
             place, request = queue.popleft()
             admitted = clock = max(clock, request.arrival_s)
-            row = _Row(machine, request, sampling, draft)
-            clock += machine.prefill_ms * len(request.tokens) * drift / 1e3
+            row = kind.admit(request)
+            clock += machine.prompt_ms(len(request.tokens)) * pace.run / 1e3
             if row.emit():
                 active[place] = (row, admitted, clock, len(iterations))
             else:
@@ -224,14 +201,14 @@ def _decode(
             continue
         rows = [entry[0] for entry in active.values()]
         context = sum(len(row.request.tokens) + len(row.output) for row in rows)
-        gamma = schedule.gamma(len(rows))
+        gamma = due(len(iterations), len(rows))
         for row in rows:
             row.step(gamma)
         last = [row.counts[-1] for row in rows]
         width = 1 + max(proposed for _, proposed, *_ in last)
-        slow = drift * float(np.exp(machine.noise * noise.standard_normal()))
-        drafting = slow * (width - 1) * (machine.of("draft_ms", draft) if draft else 0.0)
-        verifying = slow * machine.forward_ms(len(rows) * width)
+        slow, mean = pace.iteration(), context / len(rows)
+        drafting = slow * machine.drafting_ms(draft, width - 1, rows=len(rows), context=mean) if draft else 0.0
+        verifying = slow * machine.forward_ms(len(rows) * width, rows=len(rows), context=mean)
         overhead = slow * machine.overhead_ms
         emitted, accepted = sum(counts[4] for counts in last), sum(counts[3] for counts in last)
         proposed = sum(counts[1] for counts in last)

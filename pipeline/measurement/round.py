@@ -139,7 +139,9 @@ class _Round:
         self._warm_up(self._baseline, blocks[0])
         for index, requests in enumerate(blocks):
             progress(f"{self._task.cell.key.label} · block {index + 1}/{len(blocks)} · the baseline alone")
+            self._baseline.attempts.append(_Attempt())
             self._run(self._baseline, index, 0, requests)
+            self._baseline.settle(0)
         return self._baseline_record()
 
     def _each(self, arms: Sequence[_Arm], work: Callable[[_Arm], None]) -> None:

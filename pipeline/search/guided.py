@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import log
+from math import hypot, log
 
 from pipeline.records.forecast import Forecast
 from pipeline.records.target import Candidate, has_extra_weights
@@ -93,7 +93,7 @@ class Guided:
         return log(self._forecasts[candidate].speedup) + sum(off) / (len(off) + 1)
 
     def _error(self, a: Candidate, b: Candidate) -> float:
-        return (self._forecasts[a].error ** 2 + self._forecasts[b].error ** 2) ** 0.5
+        return hypot(self._forecasts[a].error, self._forecasts[b].error)
 
     def _rank(self, candidate: Candidate) -> tuple[float, bool, int, str]:
         """The best forecast first; of equals what costs a server least."""

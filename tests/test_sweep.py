@@ -71,7 +71,7 @@ def settings(tmp_path: Path, machine: str = "", **changes) -> SweepSettings:
         workloads=(Workload(name="chat", output_tokens=16),),
         samplings=(Sampling(name="greedy"),),
         concurrency=(1, 4),
-        search=SearchSettings(),
+        search=SearchSettings(strategy="grid"),
         engine=EngineSettings(name="simulated"),
         cluster=ClusterSettings(cpus_per_worker=1, retries=1),
         tracking=TrackingSettings(enabled=False),

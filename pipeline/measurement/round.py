@@ -238,6 +238,7 @@ class _Round:
     def _measurement(self, arm: _Arm, baseline: Baseline) -> Measurement:
         task, candidate = self._task, arm.candidate
         assert candidate is not None
+        assert task.kind != "forecast"
         facts = None if candidate.draft is None else self._engine.draft_facts(candidate.draft)
         revision = facts.revision if facts else ""
         summary = summarize(

@@ -10,8 +10,9 @@ from pipeline.records.provenance import Provenance
 from pipeline.records.target import Candidate
 from pipeline.records.trace import Block
 
-MeasurementKind = Literal["forecast", "search", "confirmation_look", "confirmation", "aa"]
-"""``forecast`` is a baseline's only: the text and the times that the cell's forecasts are made from."""
+MeasurementKind = Literal["search", "confirmation_look", "confirmation", "aa"]
+RoundKind = Literal["forecast", "search", "confirmation_look", "confirmation", "aa"]
+"""A forecast is a round too: of a baseline alone, from whose text and times it is made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +138,7 @@ class Baseline:
     sweep: str
     cell: CellKey
     replicate: int
-    round_kind: MeasurementKind
+    round_kind: RoundKind
     provenance: Provenance
     tau0_ms: float
     output_tokens_per_s: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from pipeline.records.cell import Sampling
 from pipeline.records.target import Draft, Scalar, Target
@@ -51,6 +51,11 @@ class Passage:
 
     request: Request
     output: tuple[int, ...]
+
+
+Replay = Literal["text", "score", "probe"]
+"""text: prompt lookup in the text itself; score: ``Engine.score``; probe: a short run, since proposals depend on where
+the block began."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +162,9 @@ class Engine(Protocol):
 
         ``draft`` None needs a schedule that never speculates. Raises InputError for a request that cannot fit.
         """
+
+    def replays(self, draft: Draft) -> Replay:
+        """How a forecast of ``draft``'s acceptance is made."""
 
     def score(self, passages: Sequence[Passage], sampling: Sampling, draft: Draft) -> tuple[tuple[float, ...], ...]:
         """How likely each output token x of a passage would stand if ``draft`` proposed there, given all before it.

@@ -52,7 +52,6 @@ def replayed(weights: tuple[float, ...], gamma: int) -> list[int]:
         Machine,
         alpha=st.floats(0, 1),
         alpha_trend=st.floats(-1, 1),
-        miss=st.sampled_from([0.0, 0.3, 1.0]),
         seed=st.integers(0, 9),
     ),
     gamma=st.integers(1, 10),
@@ -91,7 +90,11 @@ def test_a_decay_down_the_block_is_what_a_walk_over_places_cannot_see():
     assert promised / blocks > 1.3 * sum(sum(r.accepted) for r in real) / sum(len(r.accepted) for r in real)
 
 
-def test_heads_are_probed_and_everything_else_is_scored():
+def test_heads_and_drafts_that_miss_are_probed_and_everything_else_is_scored():
+    missing = opened(Machine(by_draft={"miss.ngram": 0.2}))
+    assert (missing.replays(NGRAM), missing.replays(SMALL)) == ("probe", "score")
+    with pytest.raises(ValueError, match="misses"):
+        missing.score([], GREEDY, NGRAM)
     engine = opened(Machine())
     heads = Medusa(name="m", source="m"), Eagle3(name="e", source="e")
     assert {engine.replays(head) for head in heads} == {"probe"}

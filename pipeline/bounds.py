@@ -66,6 +66,9 @@ _BOUNDS: Mapping[type, Mapping[str, Bound]] = {
         "warmup_tokens": _at_least(0),
         "tie_margin": _at_least(0),
         "tie_margin_low_precision": _at_least(0),
+        "drift_least": _at_least(0),
+        "drift_z": _at_least(0),
+        "remeasure": _at_least(0),
     },
     SearchSettings: {"candidates_per_round": _at_least(1), "max_candidates": _at_least(1), "seed": _SEED},
     ClusterSettings: {

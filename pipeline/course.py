@@ -1,4 +1,4 @@
-"""The course of one cell: rounds of search, then looks of a confirmation, then a decision.
+"""The course of one cell: a forecast, rounds of search, then looks of a confirmation, then a decision.
 
 It keeps no truth of its own: made anew from what the store holds, it goes on where a killed driver stopped.
 """
@@ -13,10 +13,11 @@ from pipeline.measurement.identity import measurement_id
 from pipeline.measurement.pool import pool
 from pipeline.measurement.protocol import Allotment, Span, allot
 from pipeline.measurement.round import as_failure
-from pipeline.policy.decide import choose, decide, verdict
+from pipeline.policy.decide import choose, decide, far_below, off_by_forecast, verdict
 from pipeline.records.cell import Cell
 from pipeline.records.decision import Decision
 from pipeline.records.failure import PERMANENT, Failure
+from pipeline.records.forecast import CellForecast, Forecast
 from pipeline.records.measurement import Baseline, Measurement, MeasurementKind
 from pipeline.records.settings import SweepSettings, TargetChoice
 from pipeline.records.target import Candidate
@@ -66,6 +67,10 @@ class Course:
         self._culprits: set[Candidate] = set()
         self._alone = False
         self._a_a_due = settings.protocol.a_a
+        self._forecast: CellForecast | None = None
+        self._forecast_tries = 0
+        self._hopeless: Forecast | None = None
+        self._search_over = False
         self.spent_s = 0.0
         self._resume()
 
@@ -75,9 +80,17 @@ class Course:
             self._decide(out_of_budget=True)
         if self.decision is not None:
             return None
-        if asked := self._study.ask():
+        if self._study.awaits_forecast:
+            return self._task("forecast", self._study.space.candidates, self._allotment.search, replicate=0)
+        if self._hopeless is not None and self._forecast is not None and not self._searched:
+            if self._a_a_due:
+                return self._task("aa", (OFF,), self._allotment.search, replicate=0)
+            self.decision = off_by_forecast(self.cell.key, self._forecast, self._hopeless)
+            return None
+        if not self._search_over and (asked := self._study.ask()):
             chosen = asked[:1] if self._alone else asked
             return self._task("search", chosen, self._allotment.search, replicate=0)
+        self._search_over = True
         if self._a_a_due:
             return self._task("aa", (OFF,), self._allotment.search, replicate=0)
         winner = choose(tuple(self._searched.values()))
@@ -91,22 +104,32 @@ class Course:
         return self._task("confirmation_look", (winner.candidate,), span, replicate=replicate)
 
     def take(self, task: RoundTask, result: RoundResult) -> None:
-        """Enter what a round gave; its measurements are in the store already."""
+        """Enter what a round gave; its records are in the store already."""
         for measurement in result.measurements:
             self._enter(measurement)
         for failure in result.failures:
-            if failure.candidate is not None:
+            if task.kind == "forecast" and failure.kind not in PERMANENT:
+                if result.forecast is None:
+                    self.lost(task, failure)
+            elif failure.candidate is not None:
                 self._candidate_failed(failure)
             elif failure.kind in PERMANENT:
                 self._cell_failed(failure)
             else:
                 self.lost(task, failure)
+        if result.forecast is not None:
+            self._expect(result.forecast)
 
     def lost(self, task: RoundTask, failure: Failure) -> None:
         """A call came to nothing. Candidates are tried alone from now on, so that the culprit is known by name.
 
         If no baseline was ever measured and a second candidate fails alone too, the target is to blame.
         """
+        if task.kind == "forecast":  # the search can do without
+            self._forecast_tries += 1
+            if self._forecast_tries > self._settings.cluster.retries:
+                self._study.expect(())
+            return
         self._alone = True
         if len(task.candidates) > 1:
             return
@@ -132,9 +155,20 @@ class Course:
             if failure.cell == key and failure.candidate is not None:
                 self._failures.append(failure)
                 self._study.fail(failure.candidate, failure.message)
+        for forecast in self._store.forecasts():
+            if forecast.cell == key and self._study.awaits_forecast:
+                self._expect(forecast)
         for measurement in sorted(mine, key=lambda m: (m.kind, m.replicate)):
             self._enter(measurement)
+        self._search_over = bool(self._looks)
         self.next_task()  # decides, if everything needed is in the store
+
+    def _expect(self, forecast: CellForecast) -> None:
+        """Begin the search with ``forecast``, or end it: nothing is measured where nothing could pay."""
+        self._study.expect(forecast.forecasts)
+        if not self._study.unforecast:
+            self._hopeless = far_below(forecast)
+            self._forecast = forecast
 
     def _enter(self, measurement: Measurement) -> None:
         candidate = measurement.candidate
@@ -196,6 +230,7 @@ class Course:
         if failure.kind in ("out_of_memory", "gate"):  # another try on another day would meet them again
             self._store.save_failure(measurement_id(self._sweep, self.cell.key, candidate, "search", 0), failure)
         self._study.fail(candidate, failure.message)
+        self._search_over = False
         self._searched.pop(candidate, None)
         if self._looks and self._looks[0].candidate == candidate:
             self._begin_again()

@@ -186,7 +186,8 @@ class _Run:
                 return
             task = self._guarded(course, course.next_task)
             if task is not None:
-                fleet.submit(worker, task, "identify" if self._settings.reuse else "measure")
+                known = self._settings.reuse and task.kind != "forecast"  # a forecast is made anew: it costs little
+                fleet.submit(worker, task, "identify" if known else "measure")
                 return
             self._leases.pop(worker, None)
             self._announce(course)
@@ -250,6 +251,8 @@ class _Run:
         """The truth first, the baseline before what refers to it; only then anybody is told."""
         if result.baseline is not None:
             self.store.save(result.baseline)
+        if result.forecast is not None:
+            self.store.save(result.forecast)
         for measurement in result.measurements:
             self.store.save(measurement)
         self.measured += len(result.measurements)

@@ -14,6 +14,7 @@ from pipeline.records.failure import Failure
 from pipeline.records.settings import EngineSettings
 from pipeline.records.target import Candidate
 from pipeline.records.task import Identification, RoundResult, RoundTask
+from pipeline.search.forecast import forecast_round
 
 PREPARED_KEPT = 8
 """Rendered workloads kept by a worker: a cell's rounds come one after another, neighbouring cells share prompts."""
@@ -38,7 +39,7 @@ class Worker:
         return self._note
 
     def measure(self, task: RoundTask) -> RoundResult:
-        """Measure a round: the target first, then each draft, so that one that cannot be loaded spoils no other."""
+        """Measure or forecast: the target first, then each draft, so that one that cannot be loaded spoils no other."""
         failures: list[Failure] = []
         try:
             engine, prepared = self._open(task)
@@ -46,7 +47,8 @@ class Worker:
             if not loaded:
                 return RoundResult(baseline=None, measurements=(), failures=tuple(failures))
             narrowed = replace(task, candidates=tuple(loaded))
-            result = measure_round(engine, narrowed, prepared, self._say)
+            measure = forecast_round if task.kind == "forecast" else measure_round
+            result = measure(engine, narrowed, prepared, self._say)
         except Exception as error:
             failures.append(failure(task, None, error))
             return RoundResult(baseline=None, measurements=(), failures=tuple(failures))
@@ -56,6 +58,7 @@ class Worker:
             baseline=result.baseline,
             measurements=result.measurements,
             failures=(*failures, *result.failures),
+            forecast=result.forecast,
         )
 
     def identify(self, task: RoundTask) -> Identification | RoundResult:

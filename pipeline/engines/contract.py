@@ -90,7 +90,8 @@ class EngineFacts:
     """What is loaded and on what it runs; ``device_id`` is the accelerator itself, not its kind.
 
     ``graphs``: forwards of the target are replayed CUDA graphs. That a draft's cannot be is no fact of the engine: it
-    would make strangers of measurements of other drafts.
+    would make strangers of measurements of other drafts. ``end_to_end``: a verification runs only proposals that were
+    made; else every row is padded to the widest.
     """
 
     engine: str
@@ -106,6 +107,7 @@ class EngineFacts:
     max_context: int
     device_id: str = ""
     graphs: bool = False
+    end_to_end: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

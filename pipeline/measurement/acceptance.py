@@ -4,10 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from pipeline.records.trace import RequestTrace
+
+class RowIterations(Protocol):
+    """An entry per row-iteration of a request, as ``RequestTrace`` has them."""
+
+    @property
+    def room(self) -> tuple[int, ...]: ...
+
+    @property
+    def proposed(self) -> tuple[int, ...]: ...
+
+    @property
+    def tested(self) -> tuple[int, ...]: ...
+
+    @property
+    def accepted(self) -> tuple[int, ...]: ...
+
+    @property
+    def emitted(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +54,7 @@ class Acceptance:
         return self.conditional[0] if self.conditional else None
 
 
-def acceptance(requests: Iterable[RequestTrace], gamma: int) -> Acceptance:
+def acceptance(requests: Iterable[RowIterations], gamma: int) -> Acceptance:
     """Raises ValueError if ``requests`` have no row-iteration."""
     rows = [row for r in requests for row in zip(r.room, r.proposed, r.tested, r.accepted, r.emitted, strict=True)]
     if not rows:

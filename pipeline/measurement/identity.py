@@ -23,6 +23,11 @@ def measurement_id(
     return digest(["measurement", sweep, asdict(cell), _plain(candidate), kind, replicate])
 
 
+def forecast_id(sweep: str, cell: CellKey) -> str:
+    """24 hex digits: a cell is forecast once."""
+    return digest(["forecast", sweep, asdict(cell)])
+
+
 def content_id(
     cell: Cell,
     candidate: Candidate | None,

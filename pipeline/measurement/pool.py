@@ -73,4 +73,6 @@ def _observed(looks: Sequence[Measurement]) -> Observed:
         draft_weight_bytes=max(look.metrics.draft_weight_bytes for look in looks),
         draft_kv_bytes=max(look.metrics.draft_kv_bytes for look in looks),
         prompt_output_overlap=overlapping / sum(tokens),
+        remeasured_blocks=sum(look.metrics.remeasured_blocks for look in looks),
+        drifted_blocks=sum(look.metrics.drifted_blocks for look in looks),
     )

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 from pipeline.engines.contract import OFF, Engine, Request, Schedule
 from pipeline.measurement.dealing import deal
+from pipeline.measurement.drift import Shift, calmest, moved, relative, shift
 from pipeline.measurement.gates import GateError, check_text, check_trace, text_must_agree
 from pipeline.measurement.identity import content_id, measurement_id
 from pipeline.measurement.prepare import Prepared
@@ -29,13 +30,24 @@ WARMUP_PROMPT_TOKENS = 64
 
 
 @dataclass
+class _Attempt:
+    """What one arm gave in one go at a block."""
+
+    blocks: list[Block] = field(default_factory=list)
+    near_ties: int = 0
+
+
+@dataclass
 class _Arm:
     """What one arm has measured so far; ``candidate`` None is the baseline."""
 
     candidate: Candidate | None
     blocks: list[Block] = field(default_factory=list)
+    set_aside: list[Block] = field(default_factory=list)
     near_ties: int = 0
     kv_bytes: int = 0
+    attempts: list[_Attempt] = field(default_factory=list)
+    """At the block being measured."""
 
     @property
     def draft(self) -> Draft | None:
@@ -45,17 +57,30 @@ class _Arm:
     def schedule(self) -> Schedule:
         return Schedule.constant(self.candidate.gamma) if self.candidate and self.candidate.draft else OFF
 
+    def settle(self, kept: int) -> None:
+        """Keep one attempt at the block being measured, and set the others aside."""
+        for place, attempt in enumerate(self.attempts):
+            (self.blocks if place == kept else self.set_aside).extend(attempt.blocks)
+        self.near_ties += self.attempts[kept].near_ties
+        self.attempts = []
+
 
 def measure_round(engine: Engine, task: RoundTask, prepared: Prepared, progress: Callable[[str], None]) -> RoundResult:
     """Measure ``task`` on an engine that has its target and drafts open.
 
     Every arm decodes the same requests in blocks of C; the order of arms turns round at every other block; a warm-up of
-    each arm is thrown away first. A candidate that fails is dropped with a Failure while the others go on; if the
-    baseline fails, or no candidate is left, the result has failures alone. Raises ValueError for a task that
-    ``prepared`` does not fit.
+    each arm is thrown away first. A block whose baseline moved beyond its noise is measured again, all arms of it; the
+    first calm attempt counts, or else the calmest, and the others are set aside. A candidate that fails is dropped with
+    a Failure while the others go on; if the baseline fails, or no candidate is left, the result has failures alone.
+    Raises ValueError for a task that ``prepared`` does not fit.
     """
     blocks = deal(task, prepared)
     return _Round(engine, task, prepared).measure(blocks, progress)
+
+
+def measure_baseline(engine: Engine, task: RoundTask, prepared: Prepared, progress: Callable[[str], None]) -> Baseline:
+    """One pass of plain decoding over ``task``'s requests, for its text and times. Raises what the engine raises."""
+    return _Round(engine, replace(task, candidates=()), prepared).baseline_alone(deal(task, prepared), progress)
 
 
 def as_failure(cell: CellKey, candidate: Candidate | None, error: Exception) -> Failure:
@@ -80,6 +105,8 @@ class _Round:
         self._baseline = _Arm(None)
         self._arms = [_Arm(candidate) for candidate in task.candidates]
         self._failures: list[Failure] = []
+        self._kept: list[Shift] = []
+        self._remeasured = self._drifted = 0
 
     def measure(self, blocks: Sequence[tuple[Request, ...]], progress: Callable[[str], None]) -> RoundResult:
         label = self._task.cell.key.label
@@ -90,8 +117,9 @@ class _Round:
             for index, requests in enumerate(blocks):
                 count = len(self._arms)
                 arms = f"{count} candidate{'s' * (count != 1)}"
-                progress(f"{label} · block {index + 1}/{len(blocks)} · {arms} beside the baseline")
-                self._measure_block(index, requests)
+                where = f"{label} · block {index + 1}/{len(blocks)}"
+                progress(f"{where} · {arms} beside the baseline")
+                self._measure_block(index, requests, where, progress)
                 if self._task.candidates and not self._arms:
                     return RoundResult(baseline=None, measurements=(), failures=tuple(self._failures))
             baseline = self._baseline_record()
@@ -105,6 +133,16 @@ class _Round:
             measurements=tuple(measurements),
             failures=tuple(self._failures),
         )
+
+    def baseline_alone(self, blocks: Sequence[tuple[Request, ...]], progress: Callable[[str], None]) -> Baseline:
+        """One pass over ``blocks``: nothing is beside it that a second pass would have to enclose."""
+        self._warm_up(self._baseline, blocks[0])
+        for index, requests in enumerate(blocks):
+            progress(f"{self._task.cell.key.label} · block {index + 1}/{len(blocks)} · the baseline alone")
+            self._baseline.attempts.append(_Attempt())
+            self._run(self._baseline, index, 0, requests)
+            self._baseline.settle(0)
+        return self._baseline_record()
 
     def _each(self, arms: Sequence[_Arm], work: Callable[[_Arm], None]) -> None:
         """Do ``work`` for each candidate's arm; one that raises is dropped from the round."""
@@ -128,25 +166,52 @@ class _Round:
         ]
         self._engine.run(requests, self._task.cell.sampling, arm.draft, arm.schedule)
 
-    def _measure_block(self, index: int, requests: Sequence[Request]) -> None:
+    def _measure_block(
+        self, index: int, requests: Sequence[Request], where: str, progress: Callable[[str], None]
+    ) -> None:
+        """Measure the block until its baseline is calm, as often as the protocol allows.
+
+        The calm attempt is kept, the calmest if none was: see ``drift`` for why that favours no arm.
+        """
+        protocol = self._task.protocol
+        seen: list[Shift | None] = []
+        while True:
+            seen.append(self._attempt(index, requests))
+            drifted = moved(seen[-1], self._kept, protocol)
+            if not drifted or len(seen) > protocol.remeasure or (self._task.candidates and not self._arms):
+                break
+            progress(f"{where} · again: the baseline moved by {relative(seen[-1]):+.0%}")
+        kept = calmest(seen) if drifted else len(seen) - 1
+        for arm in (self._baseline, *self._arms):
+            arm.settle(kept)
+        if (shift_kept := seen[kept]) is not None:
+            self._kept.append(shift_kept)
+        self._remeasured += len(seen) > 1
+        self._drifted += drifted
+
+    def _attempt(self, index: int, requests: Sequence[Request]) -> Shift | None:
+        """Run all arms, A B1…Bk A; returns how far the second A lies from the first."""
+        for arm in (self._baseline, *self._arms):
+            arm.attempts.append(_Attempt())
         reference = self._run(self._baseline, index, 0, requests)
         places = iter(range(1, len(self._arms) + 1))
 
         def measure(arm: _Arm) -> None:
             trace = self._run(arm, index, next(places), requests)
             if text_must_agree(arm.candidate, self._task.cell.sampling):
-                arm.near_ties += self._compare(requests, trace, reference)
+                arm.attempts[-1].near_ties += self._compare(requests, trace, reference)
 
         self._each(self._arms if index % 2 == 0 else self._arms[::-1], measure)
         again = self._run(self._baseline, index, len(self._task.candidates) + 1, requests)
         self._compare(requests, again, reference)
+        return shift(reference, again)
 
     def _run(self, arm: _Arm, index: int, place: int, requests: Sequence[Request]) -> Trace:
         trace = self._engine.run(requests, self._task.cell.sampling, arm.draft, arm.schedule)
         check_trace(trace, requests, arm.schedule)
         if arm.draft is not None:
             arm.kv_bytes = max(arm.kv_bytes, self._engine.draft_facts(arm.draft).kv_bytes)
-        arm.blocks.append(Block(index=index, place=place, trace=trace))
+        arm.attempts[-1].blocks.append(Block(index=index, place=place, trace=trace))
         return trace
 
     def _compare(self, requests: Sequence[Request], trace: Trace, reference: Trace) -> int:
@@ -167,6 +232,7 @@ class _Round:
             tau0_ms=mean_times(blocks).tau_ms,
             output_tokens_per_s=output_tokens_per_s(blocks),
             trace_blocks=blocks,
+            set_aside=tuple(self._baseline.set_aside),
         )
 
     def _measurement(self, arm: _Arm, baseline: Baseline) -> Measurement:
@@ -187,6 +253,8 @@ class _Round:
                 prompt_output_overlap=prompt_output_overlap(
                     arm.blocks, {prompt.id: prompt.tokens for prompt in self._prepared.prompts}
                 ),
+                remeasured_blocks=self._remeasured,
+                drifted_blocks=self._drifted,
             ),
         )
         return Measurement(
@@ -217,6 +285,7 @@ class _Round:
             unit_sums=summary.unit_sums,
             block_sums=summary.block_sums,
             trace_blocks=tuple(arm.blocks),
+            set_aside=tuple(arm.set_aside),
         )
 
     def _provenance(self, draft_revision: str) -> Provenance:

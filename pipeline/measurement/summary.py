@@ -36,6 +36,8 @@ class Observed:
     draft_weight_bytes: int
     draft_kv_bytes: int
     prompt_output_overlap: float
+    remeasured_blocks: int = 0
+    drifted_blocks: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +128,8 @@ def summarize(
         context_tokens=context,
         prompt_output_overlap=observed.prompt_output_overlap,
         near_ties=observed.near_ties,
+        remeasured_blocks=observed.remeasured_blocks,
+        drifted_blocks=observed.drifted_blocks,
     )
     return Summary(
         metrics=metrics,

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from typing import Literal
 
 from pipeline.measurement.statistics import decisive, log_ratio
+from pipeline.measurement.student import t_quantile
 from pipeline.records.cell import CellKey
 from pipeline.records.decision import Decision, Status
 from pipeline.records.failure import Failure
+from pipeline.records.forecast import CellForecast, Forecast
 from pipeline.records.measurement import Measurement, Metrics
 from pipeline.records.target import has_extra_weights
 
+FEWEST_FORECAST_PROMPTS = 3
 INDIFFERENCE = math.log(1.01)
 """Candidates this near to the best, on log S, are equal whatever their noise."""
 
@@ -42,6 +45,52 @@ def verdict(measurement: Measurement, margin: float) -> Literal["on", "off"] | N
     if low > 1 + margin:
         return "on"
     return "off" if high <= 1 + margin else None
+
+
+def far_below(forecast: CellForecast) -> Forecast | None:
+    """The best forecast, if even its upper limit (99.5 %, of the forecast's error and of the prompts) is below 1.
+
+    None where there is hope, or nothing is forecast, or a forecast rests on fewer than 3 prompts.
+    """
+    if not forecast.forecasts or forecast.prompts < FEWEST_FORECAST_PROMPTS:
+        return None
+    highest = max(_forecast_limits(f, forecast.prompts)[1] for f in forecast.forecasts)
+    return max(forecast.forecasts, key=lambda f: f.speedup) if highest < 1 else None
+
+
+def _forecast_limits(forecast: Forecast, prompts: int) -> tuple[float, float]:
+    """Bounds of S at 99 %."""
+    if forecast.spread is None:
+        return 0.0, math.inf
+    half = t_quantile(0.995, prompts - 1) * math.hypot(forecast.error, forecast.spread)
+    return forecast.speedup * math.exp(-half), forecast.speedup * math.exp(half)
+
+
+def off_by_forecast(cell: CellKey, forecast: CellForecast, best: Forecast) -> Decision:
+    """``off`` without a measurement: nothing that is forecast comes near 1."""
+    low, high = _forecast_limits(best, forecast.prompts)
+    steps = best.tau_spec_ms / forecast.tau0_ms
+    reason = (
+        f"not measured: {best.candidate.label} is forecast best at {_times(best.speedup)} ({low:.2f}–{high:.2f}, 99 %) "
+        f"from plain decoding of {forecast.prompts} prompts, too far below 1 to measure: an iteration would give "
+        f"{best.speedup * steps:.2f} tokens and take {steps:.2f} plain steps"
+    )
+    return Decision(
+        cell=cell,
+        status="off",
+        speculate=False,
+        draft=best.candidate.draft,
+        gamma=best.candidate.gamma,
+        speedup=best.speedup,
+        speedup_low=low,
+        speedup_high=high,
+        acceptance_rate=best.acceptance_rate,
+        emitted_per_verification=best.emitted_per_verification,
+        tau0_ms=forecast.tau0_ms,
+        tau_spec_ms=best.tau_spec_ms,
+        reason=reason,
+        measurement=None,
+    )
 
 
 def decide(

@@ -18,16 +18,18 @@ ForecastMethod = Literal["replay", "probe"]
 class Forecast:
     """One candidate's speculation played over the baseline's text, timed by a pass over widths.
 
-    ``error`` is one standard error of log ``speedup``. ``marginal[i]`` = P(first i+1 proposals all accepted);
-    ``emitted_per_verification`` E and the times are means of a row-iteration, as in ``Metrics``. ``method``: replay
-    follows the committed text; probe takes the acceptance of a short run at the draft's greatest γ.
+    ``error`` is one standard error of log ``speedup`` as a forecast of a measurement on the same prompts, ``spread``
+    one of what other prompts would have given (jackknife; None below two prompts). ``marginal[i]`` = P(first i+1
+    proposals all accepted); ``emitted_per_verification`` E and the times are means of a row-iteration, as in
+    ``Metrics``. ``method``: replay follows the committed text; probe takes the acceptance of a short run.
     """
 
     candidate: Candidate
     method: ForecastMethod
     speedup: float
     error: float
-    emitted_per_verification: float
+    spread: float | None
+    emitted_per_verification: float | None
     acceptance_rate: float | None
     proposed_per_iteration: float
     marginal: tuple[float, ...]
@@ -39,7 +41,7 @@ class Forecast:
 
 @dataclass(frozen=True, kw_only=True)
 class CellForecast:
-    """The forecasts of one cell from one baseline; candidates that none could be made for are left out."""
+    """The forecasts of one cell from a baseline of ``prompts`` prompts; candidates that have none are left out."""
 
     __pydantic_config__: ClassVar[Mapping[str, str]] = STRICT
 
@@ -48,6 +50,7 @@ class CellForecast:
     cell: CellKey
     baseline_ids: tuple[str, ...]
     provenance: Provenance
+    prompts: int
     tau0_ms: float
     forecasts: tuple[Forecast, ...]
     kind: Literal["forecast"] = "forecast"

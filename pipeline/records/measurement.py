@@ -46,6 +46,7 @@ class Metrics:
     ``speedup`` S = (Σemitted/Στ of the candidate) / (Σemitted/Στ of the baseline). ``speedup_low`` and
     ``speedup_high`` bound it at confidence ``interval_level``. ``acceptance_rate`` α = accepted / tested;
     ``draft_acceptance_rate`` = accepted / proposed. d, v, h = τ_d, τ_v, τ_o over τ0; c = one draft step over τ0.
+    ``remeasured_blocks`` were measured again because their baseline moved; in ``drifted_blocks`` it did so to the last.
     """
 
     speedup: float
@@ -91,6 +92,8 @@ class Metrics:
     context_tokens: float
     prompt_output_overlap: float
     near_ties: int
+    remeasured_blocks: int = 0
+    drifted_blocks: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +103,7 @@ class Measurement:
     ``id`` = hash(sweep, cell, candidate, kind, replicate); ``baseline_ids`` name the baselines it was measured beside.
     ``marginal[i]`` = P(first i+1 proposals all accepted), ``conditional[i]`` = P(proposal i+1 accepted | it was
     tested). A pooled confirmation has no ``trace_blocks`` of its own: they lie in the looks that ``parts`` names.
+    ``set_aside`` are attempts at blocks that were measured again, oldest first; no figure has them in it.
     """
 
     id: str
@@ -118,12 +122,16 @@ class Measurement:
     unit_sums: tuple[Unit, ...]
     block_sums: tuple[BlockSums, ...]
     trace_blocks: tuple[Block, ...] = ()
+    set_aside: tuple[Block, ...] = ()
     schema_version: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """Plain decoding by the same engine, on the prompts of one round: shared by the round's candidates."""
+    """Plain decoding by the same engine, on the prompts of one round: shared by the round's candidates.
+
+    ``set_aside`` as in a Measurement.
+    """
 
     id: str
     sweep: str
@@ -134,5 +142,6 @@ class Baseline:
     tau0_ms: float
     output_tokens_per_s: float
     trace_blocks: tuple[Block, ...] = field(default=())
+    set_aside: tuple[Block, ...] = field(default=())
     kind: Literal["baseline"] = "baseline"
     schema_version: int = 1

@@ -40,7 +40,9 @@ class Protocol:
     A search takes max(``search_prompts``, 3 C) prompts, a confirmation max(``confirm_prompts``, 6 C); sampled
     workloads use ``seeds`` seeds a prompt. ``shuffle_seed`` arranges a workload's prompts before they are dealt out.
     ``tie_margin`` bounds, for greedy and one-hot text that differs from the baseline's, how near to a tie the first
-    difference must have been (``tie_margin_low_precision`` below fp32).
+    difference must have been (``tie_margin_low_precision`` below fp32). A block is measured again, at most
+    ``remeasure`` times, when its second pass of the baseline lies away from the first by more than ``drift_least``
+    (relative) and more than ``drift_z`` times the noise.
     """
 
     __pydantic_config__: ClassVar[Mapping[str, str]] = STRICT
@@ -52,16 +54,19 @@ class Protocol:
     warmup_tokens: int = 8
     tie_margin: float = 1e-3
     tie_margin_low_precision: float = 0.25
+    drift_least: float = 0.05
+    drift_z: float = 4.0
+    remeasure: int = 2
     a_a: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSettings:
-    """``max_candidates`` bounds a cell's search; ``candidates_per_round`` share a baseline."""
+    """``max_candidates`` bounds a cell's search; ``candidates_per_round``, at most, share a baseline."""
 
     __pydantic_config__: ClassVar[Mapping[str, str]] = STRICT
 
-    strategy: Literal["grid", "tpe"] = "grid"
+    strategy: Literal["guided", "grid", "tpe"] = "guided"
     candidates_per_round: int = 4
     max_candidates: int = 30
     seed: int = 0

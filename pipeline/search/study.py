@@ -10,9 +10,11 @@ import optuna
 from optuna.trial import TrialState
 
 from pipeline.records.failure import InputError
+from pipeline.records.forecast import Forecast
 from pipeline.records.measurement import Measurement
 from pipeline.records.settings import DraftChoice, SearchSettings
 from pipeline.records.target import Candidate
+from pipeline.search.guided import Guided
 from pipeline.search.space import CandidateSpace
 from pipeline.search.strategies import Grid, Strategy, Tpe
 from pipeline.tracking.lock import waiting_for
@@ -51,6 +53,8 @@ class CellStudy:
         self._scores: dict[Candidate, float] = {}
         self._closed: set[Candidate] = set()
         self._strategy: Strategy = Grid() if settings.strategy == "grid" else Tpe(self.space, settings.seed)
+        self._forecasts: dict[Candidate, Forecast] = {}
+        self.awaits_forecast = settings.strategy == "guided"
         if fresh:
             with contextlib.suppress(KeyError):
                 optuna.delete_study(study_name=name, storage=storage)
@@ -64,6 +68,17 @@ class CellStudy:
         if self._study.direction != optuna.study.StudyDirection.MAXIMIZE:
             raise InputError(f"Optuna study {name} was stored to minimize; move its database away or rename the sweep")
         self._reap()
+
+    def expect(self, forecasts: Sequence[Forecast]) -> None:
+        """Enter the cell's forecasts, none if they cannot be had: a guided search begins with them."""
+        self.awaits_forecast = False
+        self._forecasts = {forecast.candidate: forecast for forecast in forecasts}
+        self._strategy = Guided(self.space, self._settings.seed, forecasts)
+
+    @property
+    def unforecast(self) -> tuple[Candidate, ...]:
+        """Candidates that could be measured and have no forecast."""
+        return tuple(c for c in self.space.candidates if c not in self._forecasts and c not in self._closed)
 
     def ask(self) -> tuple[Candidate, ...]:
         """The next round's candidates; empty when the search is over."""
@@ -86,6 +101,8 @@ class CellStudy:
             "speedup_high": metrics.speedup_high,
             "acceptance_rate": metrics.acceptance_rate,
         }
+        if forecast := self._forecasts.get(candidate):
+            attributes["speedup_forecast"] = forecast.speedup
         with self._trial(candidate, attributes) as trial:
             self._study.tell(trial, metrics.speedup)
 

@@ -8,16 +8,18 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import to_json
 
 from pipeline.records.failure import Failure
+from pipeline.records.forecast import CellForecast
 from pipeline.records.measurement import Baseline, Measurement
 
 T = TypeVar("T")
 
+Record = Measurement | Baseline | CellForecast
+"""What a sweep's truth consists of, told apart by ``kind``."""
+
 SCHEMA_VERSION = 1
 """The ``schema_version`` of the records this program writes, and the only one it reads."""
 
-_RECORD: TypeAdapter[Measurement | Baseline] = TypeAdapter(
-    Annotated[Measurement | Baseline, Field(discriminator="kind")]
-)
+_RECORD: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 _FAILURE: TypeAdapter[Failure] = TypeAdapter(Failure)
 
 
@@ -25,13 +27,13 @@ class UnreadableError(ValueError):
     """A file that holds no record this program knows; one line says why."""
 
 
-def encode(record: Measurement | Baseline | Failure) -> bytes:
+def encode(record: Record | Failure) -> bytes:
     """JSON that any reader takes: a number that is not finite is the string ``"NaN"`` or ``"Infinity"``."""
     return to_json(record, inf_nan_mode="strings")
 
 
-def decode(content: bytes) -> Measurement | Baseline:
-    """The measurement or baseline in ``content``. Raises UnreadableError."""
+def decode(content: bytes) -> Record:
+    """The measurement, baseline or forecast in ``content``. Raises UnreadableError."""
     record = _validated(_RECORD, content)
     if record.schema_version != SCHEMA_VERSION:
         raise UnreadableError(f"schema_version {record.schema_version}, this program reads {SCHEMA_VERSION}")

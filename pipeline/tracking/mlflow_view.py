@@ -106,8 +106,8 @@ class MlflowView:
     def record(self, measurement: Measurement, cell: Cell) -> None:
         """A measurement's run."""
         self._cells[measurement.cell] = cell
-        wall_s = sum(block.trace.wall_s for block in measurement.trace_blocks)
-        slim = replace(measurement, trace_blocks=())
+        wall_s = sum(block.trace.wall_s for block in (*measurement.trace_blocks, *measurement.set_aside))
+        slim = replace(measurement, trace_blocks=(), set_aside=())
         self._do(slim.candidate.label, lambda connection: self._write_measurement(connection, slim, cell, wall_s))
 
     def failure(self, failure: Failure) -> None:

@@ -1,4 +1,4 @@
-"""The truth of one sweep: one atomic JSON file per measurement, baseline and failure. Everything else is a view."""
+"""The truth of one sweep: an atomic JSON file per measurement, baseline, forecast and failure. All else is a view."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 from types import TracebackType
 
 from pipeline.records.failure import PERMANENT, Failure, InputError
+from pipeline.records.forecast import CellForecast
 from pipeline.records.measurement import Baseline, Measurement
 from pipeline.tracking.atomic import remove_leftovers, write_atomically
-from pipeline.tracking.codec import UnreadableError, decode, decode_failure, encode
+from pipeline.tracking.codec import Record, UnreadableError, decode, decode_failure, encode
 from pipeline.tracking.lock import FolderLock
 
 MEASUREMENTS = "measurements"
@@ -51,7 +52,7 @@ class Store:
             self._lock = FolderLock(folder, warn)
             remove_leftovers(folder / MEASUREMENTS)
             remove_leftovers(folder / FAILURES)
-        self._records: dict[str, Measurement | Baseline] = {}
+        self._records: dict[str, Record] = {}
         self._failures: dict[str, Failure] = {}
         try:
             self._load()
@@ -59,7 +60,7 @@ class Store:
             self.close()
             raise
 
-    def save(self, record: Measurement | Baseline) -> None:
+    def save(self, record: Record) -> None:
         """Write ``record`` before anything relies on it. A failure of the same id is thereby overcome."""
         write_atomically(self._path(MEASUREMENTS, record.id), encode(record))
         self._records[record.id] = record
@@ -72,10 +73,10 @@ class Store:
         self._failures[failure_id] = failure
 
     def has(self, record_id: str) -> bool:
-        """Whether a measurement or baseline of that id is stored."""
+        """Whether a record of that id is stored."""
         return record_id in self._records
 
-    def get(self, record_id: str) -> Measurement | Baseline:
+    def get(self, record_id: str) -> Record:
         """The record of that id, traces included. Raises KeyError."""
         return self._records[record_id]
 
@@ -86,6 +87,10 @@ class Store:
     def baselines(self) -> tuple[Baseline, ...]:
         """All baselines, ordered by id."""
         return tuple(record for record in self._ordered() if isinstance(record, Baseline))
+
+    def forecasts(self) -> tuple[CellForecast, ...]:
+        """All forecasts, ordered by id."""
+        return tuple(record for record in self._ordered() if isinstance(record, CellForecast))
 
     def failures(self) -> dict[str, Failure]:
         """Failures by id."""
@@ -104,7 +109,7 @@ class Store:
     ) -> None:
         self.close()
 
-    def _ordered(self) -> Iterator[Measurement | Baseline]:
+    def _ordered(self) -> Iterator[Record]:
         return (self._records[record_id] for record_id in sorted(self._records))
 
     def _path(self, room: str, record_id: str) -> Path:
@@ -192,7 +197,7 @@ def _content_id(path: Path) -> str:
     return match.group(1).decode(errors="replace") if match else ""
 
 
-def _read(path: Path) -> Measurement | Baseline | None:
+def _read(path: Path) -> Record | None:
     try:
         return decode(path.read_bytes())
     except (UnreadableError, OSError):

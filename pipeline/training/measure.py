@@ -11,7 +11,7 @@ import torch
 
 from pipeline.engines.contract import Limits, Request, Schedule
 from pipeline.engines.decoding.engine import DecodingEngine
-from pipeline.engines.decoding.proposers.ngram import lookup
+from pipeline.engines.prompt_lookup import lookup
 from pipeline.measurement.acceptance import acceptance
 from pipeline.measurement.student import t_quantile
 from pipeline.records.head_training import Agreement, Drafted, HeadOnWorkload, HeadTraining

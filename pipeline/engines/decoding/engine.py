@@ -176,6 +176,7 @@ class DecodingEngine:
             max_context=self._max_context(),
             device_id=str(torch.cuda.get_device_properties(self._device).uuid) if cuda else "",
             graphs=self._records(),
+            end_to_end=loaded.model.lays_end_to_end,
         )
 
     def draft_facts(self, draft: Draft) -> DraftFacts:

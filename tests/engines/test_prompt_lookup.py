@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.engines.decoding.proposers.ngram import lookup
+from pipeline.engines.prompt_lookup import lookup
 from pipeline.records.target import Ngram
 
 

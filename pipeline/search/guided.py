@@ -1,0 +1,102 @@
+"""Measure what the forecast says is best, until nothing unmeasured can be expected to beat it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import hypot, log
+
+from pipeline.records.forecast import Forecast
+from pipeline.records.target import Candidate, has_extra_weights
+from pipeline.search.space import CandidateSpace
+from pipeline.search.strategies import Tpe
+
+LARGE = 30
+"""Above so many candidates TPE has a say too."""
+APART = 3.0
+"""Drafts whose best forecasts lie within so many errors of each other are measured side by side."""
+IMPROVED = log(1.01)
+"""A round of candidates without a forecast that gains less is the last."""
+
+
+class Guided:
+    """``forecasts`` of the candidates that have one; those without are left to TPE.
+
+    First round: the best forecast, then the best of every other draft that is near it, then what the error of the
+    forecast cannot tell from the best. Later rounds: what should beat the best measured by more than the forecast's
+    own error, a draft's forecasts corrected by what its measured candidates turned out to be. Where the space is large,
+    TPE then proposes once, from measurements and forecasts together.
+    """
+
+    def __init__(self, space: CandidateSpace, seed: int, forecasts: Sequence[Forecast]) -> None:
+        self._space = space
+        self._forecasts = {forecast.candidate: forecast for forecast in forecasts}
+        self._tpe = Tpe(space, seed)
+        self._tpe_had_its_say = len(space.candidates) <= LARGE
+        self._best_before: float | None = None
+
+    def propose(
+        self, open_candidates: Sequence[Candidate], scores: Mapping[Candidate, float], count: int
+    ) -> tuple[Candidate, ...]:
+        forecast = [c for c in open_candidates if c in self._forecasts]
+        measured = {c: score for c, score in scores.items() if c in self._forecasts}
+        chosen = self._later(forecast, measured) if measured else self._first(forecast)
+        if not chosen and measured and not self._tpe_had_its_say:
+            self._tpe_had_its_say = True
+            chosen = self._by_tpe(forecast, measured, count)
+        if not chosen:
+            return self._unforecast([c for c in open_candidates if c not in self._forecasts], scores, count)
+        return tuple(chosen[:count])
+
+    def _first(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Ranked by forecast: no more than the error cannot tell from the best, and rival drafts."""
+        if not candidates:
+            return []
+        ranked = sorted(candidates, key=self._rank)
+        best = self._forecasts[ranked[0]]
+        behind = {c: log(best.speedup / self._forecasts[c].speedup) for c in ranked}
+        leaders = {draft: next(c for c in ranked if c.draft == draft) for draft in {c.draft for c in ranked}}
+        rivals = [c for c in ranked if c in leaders.values() and behind[c] <= APART * self._error(c, ranked[0])]
+        equals = [c for c in ranked if c not in rivals and behind[c] <= self._forecasts[c].error]
+        return rivals + equals
+
+    def _later(self, candidates: Sequence[Candidate], measured: Mapping[Candidate, float]) -> list[Candidate]:
+        """What should beat the best measured by more than its forecast's error, the most promising first."""
+        best = log(max(measured.values()))
+        expected = {c: self._expected(c, measured) for c in candidates}
+        better = [c for c in candidates if expected[c] - best > self._forecasts[c].error]
+        return sorted(better, key=lambda c: (-expected[c], self._rank(c)))
+
+    def _by_tpe(
+        self, candidates: Sequence[Candidate], measured: Mapping[Candidate, float], count: int
+    ) -> list[Candidate]:
+        """TPE's proposals from measurements and forecasts together, but for those that are far behind."""
+        known = {c: self._forecasts[c].speedup for c in candidates} | dict(measured)
+        best = log(max(measured.values()))
+        proposed = self._tpe.propose(candidates, known, count) if candidates else ()
+        return [c for c in proposed if best - self._expected(c, measured) <= self._forecasts[c].error]
+
+    def _unforecast(
+        self, candidates: Sequence[Candidate], scores: Mapping[Candidate, float], count: int
+    ) -> tuple[Candidate, ...]:
+        """TPE's proposals, until a round of them no longer improves on the best."""
+        tried = [c for c in scores if c not in self._forecasts]
+        best = log(max(scores.values())) if scores else None
+        before, self._best_before = self._best_before, best
+        stalled = best is not None and before is not None and best - before < IMPROVED
+        if not candidates or (len(tried) > count and stalled):
+            return ()
+        return self._tpe.propose(candidates, scores, count)
+
+    def _expected(self, candidate: Candidate, measured: Mapping[Candidate, float]) -> float:
+        """log S as forecast, moved by what this draft's measured candidates were off by (one vote is for no error)."""
+        off = [log(score / self._forecasts[c].speedup) for c, score in measured.items() if c.draft == candidate.draft]
+        return log(self._forecasts[candidate].speedup) + sum(off) / (len(off) + 1)
+
+    def _error(self, a: Candidate, b: Candidate) -> float:
+        return hypot(self._forecasts[a].error, self._forecasts[b].error)
+
+    def _rank(self, candidate: Candidate) -> tuple[float, bool, int, str]:
+        """The best forecast first; of equals what costs a server least."""
+        draft = candidate.draft
+        heavy = draft is not None and has_extra_weights(draft)
+        return -self._forecasts[candidate].speedup, heavy, candidate.gamma, candidate.label

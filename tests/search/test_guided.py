@@ -1,0 +1,115 @@
+"""A guided search measures the best forecasts, and stops when nothing can be expected to beat what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pipeline.records.forecast import Forecast
+from pipeline.records.settings import DraftChoice
+from pipeline.records.target import Candidate, DraftModel, EarlyExit, Ngram
+from pipeline.search.guided import Guided
+from pipeline.search.space import CandidateSpace
+
+NGRAM, EXIT, MODEL = Ngram(name="ngram"), EarlyExit(name="exit", layers=2), DraftModel(name="model", source="there")
+
+
+def space_of(gammas: int = 6) -> CandidateSpace:
+    return CandidateSpace([DraftChoice(draft=d, gammas=tuple(range(1, gammas + 1))) for d in (NGRAM, EXIT, MODEL)])
+
+
+def forecast(candidate: Candidate, speedup: float, error: float = 0.02) -> Forecast:
+    return Forecast(
+        candidate=candidate,
+        method="replay",
+        speedup=speedup,
+        error=error,
+        spread=0.05,
+        emitted_per_verification=2.0,
+        acceptance_rate=0.5,
+        proposed_per_iteration=1.0,
+        marginal=(0.5,),
+        tau_draft_ms=0.0,
+        tau_verify_ms=1.0,
+        tau_overhead_ms=0.0,
+        tau_spec_ms=1.0,
+    )
+
+
+def guided(space: CandidateSpace, speedups: Mapping[tuple[str, int], float], rest: float = 0.5) -> Guided:
+    return Guided(
+        space,
+        0,
+        [forecast(c, speedups.get((c.draft.name, c.gamma), rest)) for c in space.candidates if c.draft is not None],
+    )
+
+
+def names(candidates: tuple[Candidate, ...]) -> set[tuple[str, int]]:
+    return {(c.draft.name, c.gamma) for c in candidates if c.draft is not None}
+
+
+def test_only_what_the_forecast_cannot_tell_apart_is_measured_first() -> None:
+    space = space_of()
+    search = guided(space, {("ngram", 3): 1.30, ("ngram", 4): 1.29, ("ngram", 5): 1.20, ("model", 2): 1.10})
+    assert names(search.propose(space.candidates, {}, 4)) == {("ngram", 3), ("ngram", 4)}
+
+
+def test_a_rival_draft_is_measured_beside_the_best_if_it_is_near() -> None:
+    space = space_of()
+    search = guided(space, {("ngram", 3): 1.30, ("model", 2): 1.24, ("exit", 1): 1.0})
+    assert names(search.propose(space.candidates, {}, 4)) == {("ngram", 3), ("model", 2)}
+
+
+def test_of_equal_forecasts_the_cheapest_goes_first() -> None:
+    space = space_of()
+    search = guided(space, {("ngram", 3): 1.30, ("ngram", 2): 1.30, ("model", 1): 1.30})
+    first = search.propose(space.candidates, {}, 1)
+    assert names(first) == {("ngram", 2)}
+
+
+def test_the_search_ends_when_no_forecast_can_beat_the_best_measured() -> None:
+    space = space_of()
+    search = guided(space, {("ngram", 3): 1.30, ("ngram", 4): 1.26})
+    (chosen,) = search.propose(space.candidates, {}, 1)
+    left = [c for c in space.candidates if c != chosen]
+    assert search.propose(left, {chosen: 1.31}, 4) == ()
+
+
+def test_a_disappointing_best_sends_the_search_on_to_the_next() -> None:
+    space = space_of()
+    search = guided(space, {("ngram", 3): 1.30, ("model", 2): 1.22})
+    (chosen,) = search.propose(space.candidates, {}, 1)
+    left = [c for c in space.candidates if c != chosen]
+    assert names(search.propose(left, {chosen: 0.95}, 4)) >= {("model", 2)}
+
+
+def test_what_was_measured_corrects_the_forecasts_of_its_draft() -> None:
+    """All of a draft's forecasts were too high: its other γ are no longer expected to win."""
+    space = space_of()
+    search = guided(space, {("ngram", gamma): 1.30 + 0.001 * gamma for gamma in range(1, 7)})
+    measured = {c: 1.05 for c in space.candidates if c.draft == NGRAM and c.gamma > 3}
+    left = [c for c in space.candidates if c not in measured]
+    again = names(search.propose(left, measured, 4))
+    more = {**measured, **{c: 1.05 for c in space.candidates if (c.draft, c.gamma) == (NGRAM, 3)}}
+    assert again <= {("ngram", 1), ("ngram", 2), ("ngram", 3)}
+    left = [c for c in space.candidates if c not in more]
+    assert len(names(search.propose(left, more, 4))) <= len(again)
+
+
+def test_candidates_without_a_forecast_are_left_to_tpe_until_a_round_gains_nothing() -> None:
+    space = space_of()
+    search = Guided(space, 0, ())
+    scores: dict[Candidate, float] = {}
+    rounds = 0
+    while chosen := search.propose([c for c in space.candidates if c not in scores], scores, 4):
+        rounds += 1
+        scores |= dict.fromkeys(chosen, 1.0)
+    assert 2 <= rounds <= 3 < len(space.candidates) / 4
+
+
+def test_in_a_large_space_tpe_proposes_once_and_never_what_is_far_behind() -> None:
+    space = space_of(gammas=12)
+    search = guided(space, {("ngram", 3): 1.30, ("ngram", 5): 1.285}, rest=0.7)
+    scores: dict[Candidate, float] = {}
+    while chosen := search.propose([c for c in space.candidates if c not in scores], scores, 4):
+        scores |= {c: 1.30 if c.gamma == 3 else 1.28 for c in chosen}
+    assert names(tuple(scores)) <= {("ngram", 3), ("ngram", 5)}

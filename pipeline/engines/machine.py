@@ -35,11 +35,10 @@ class Machine:
     ``overhead_ms`` comes on top.
 
     Acceptance. The draft stands at place t of an output with probability α_t = ``alpha`` ± up to ``alpha_spread`` by
-    prompt + ``alpha_trend`` · t/100. At a share ``miss`` of the places it has nothing to say: a block that begins
-    there proposes nothing, and a longer one is rejected there. Proposal i of a block is accepted with
-    α_t · ``alpha_decay``^i: at a decay of 1 what is accepted follows from the places alone, and playing speculation
-    over plain text foretells it; below 1 that forecast promises too much, as it does for real heads, whose guesses
-    worsen down the block. A text ends with probability ``eos_rate`` at each token.
+    prompt + ``alpha_trend`` · t/100. Proposal i of a block is accepted with α_t · ``alpha_decay``^i: at a decay of 1
+    what is accepted follows from the places alone, and playing speculation over plain text foretells it; below 1 that
+    forecast promises too much, as it does for real heads, whose guesses worsen down the block. A block proposes
+    nothing with probability ``miss``. A text ends with probability ``eos_rate`` at each token.
 
     Noise. ``noise`` is the lognormal σ of each iteration, ``block_noise`` that of a factor of a whole run,
     ``shared_noise`` that of one shared by ``shared_runs`` runs in a row. The log of the machine's time changes by

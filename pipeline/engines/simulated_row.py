@@ -87,7 +87,7 @@ class Row:
         while going and tested < proposed:
             tested += 1
             place = start + accepted
-            if self.missed[place] or self.luck[place] >= self.alpha[place] * self.decay**accepted:
+            if self.luck[place] >= self.alpha[place] * self.decay**accepted:
                 break
             accepted += 1
             going = self.emit()

@@ -91,7 +91,7 @@ def _block_starts(alpha: float, miss: float, gamma: int, output_tokens: int, kep
         begins[:, start + 1] += here * miss
         run = here * (1 - miss)  # proposes, and all so far were accepted
         for step in range(min(gamma, output_tokens - 1 - start)):
-            chance = stands[:, start + step] * decay**step * (1 - miss if step else 1)
+            chance = stands[:, start + step] * decay**step
             begins[:, start + step + 1] += run * (1 - chance)
             run = run * chance
         begins[:, start + min(gamma, output_tokens - 1 - start) + 1] += run

@@ -13,8 +13,9 @@ from pipeline.engines.contract import OFF, Engine, Request, Schedule
 from pipeline.measurement.dealing import deal
 from pipeline.measurement.gates import GateError, check_text, check_trace, text_must_agree
 from pipeline.measurement.identity import content_id, measurement_id
+from pipeline.measurement.overlap import with_overlap
 from pipeline.measurement.prepare import Prepared
-from pipeline.measurement.summary import NothingDecodedError, Observed, prompt_output_overlap, summarize
+from pipeline.measurement.summary import NothingDecodedError, Observed, summarize
 from pipeline.measurement.sums import mean_times, output_tokens_per_s
 from pipeline.records.cell import CellKey
 from pipeline.records.failure import Failure, FailureKind, InputError
@@ -146,6 +147,7 @@ class _Round:
         check_trace(trace, requests, arm.schedule)
         if arm.draft is not None:
             arm.kv_bytes = max(arm.kv_bytes, self._engine.draft_facts(arm.draft).kv_bytes)
+        trace = with_overlap(trace, {request.prompt_id: request.tokens for request in requests})
         arm.blocks.append(Block(index=index, place=place, trace=trace))
         return trace
 
@@ -184,9 +186,6 @@ class _Round:
                 near_ties=arm.near_ties,
                 draft_weight_bytes=facts.weight_bytes if facts else 0,
                 draft_kv_bytes=arm.kv_bytes,
-                prompt_output_overlap=prompt_output_overlap(
-                    arm.blocks, {prompt.id: prompt.tokens for prompt in self._prepared.prompts}
-                ),
             ),
         )
         return Measurement(
@@ -214,6 +213,8 @@ class _Round:
             metrics=summary.metrics,
             marginal=summary.marginal,
             conditional=summary.conditional,
+            by_output_position=summary.by_output_position,
+            by_context=summary.by_context,
             unit_sums=summary.unit_sums,
             block_sums=summary.block_sums,
             trace_blocks=tuple(arm.blocks),

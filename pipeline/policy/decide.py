@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from pipeline.measurement.statistics import decisive, log_ratio
+from pipeline.policy.explain import sentence
 from pipeline.records.cell import CellKey
 from pipeline.records.decision import Decision, Status
 from pipeline.records.failure import Failure
@@ -111,6 +112,7 @@ def _decision(
         tau_spec_ms=figure("tau_spec_ms"),
         reason=reason,
         measurement=confirmation,
+        why="" if evidence is None else sentence(evidence.metrics),
     )
 
 

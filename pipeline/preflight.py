@@ -14,6 +14,7 @@ from pipeline.records.failure import InputError
 from pipeline.records.settings import SweepSettings
 from pipeline.records.target import Eagle3, Sourced, Target
 from pipeline.workloads.load import load_prompts
+from pipeline.workloads.material import read_material
 from pipeline.workloads.render import read_template
 
 
@@ -34,6 +35,8 @@ def check(settings: SweepSettings) -> Preflight:
         loaded = load_prompts(workload)
         prompts[workload.name] = len(loaded.prompts)
         content[f"workloads.{workload.name}"] = loaded.content_hash
+        if workload.context_tokens is not None:
+            content[f"workloads.{workload.name}.context"] = read_material(workload).content_hash
     for choice in settings.targets:
         template = read_template(choice.target)
         if template is not None:

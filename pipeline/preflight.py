@@ -60,6 +60,7 @@ def _find_models(settings: SweepSettings) -> dict[str, str]:
         location = locate(target.source, target.revision, key=key, allow_pickle=target.allow_pickle)
         revisions[key] = location.revision
         _check_stop_tokens(settings, target, location)
+        _check_stop_strings(settings, target, location)
         for item in choice.drafts:
             draft = item.draft
             if isinstance(draft, Sourced):
@@ -85,6 +86,25 @@ def _check_stop_tokens(settings: SweepSettings, target: Target, location: Locati
                 raise InputError(
                     f"workloads.{workload.name}.stop_token_ids: {token} is no token of target {target.name}; "
                     f"allowed are 0 to {vocabulary - 1}"
+                )
+
+
+def _check_stop_strings(settings: SweepSettings, target: Target, location: Location) -> None:
+    """Stop strings that are special tokens of ``target``, where its own tokenizer.json tells; else its worker does."""
+    workloads = [workload for workload in settings.workloads if workload.stop]
+    if not workloads or location.kind == "gguf" or target.tokenizer is not None:
+        return
+    try:
+        added = json.loads((location.path / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
+        special = {token["content"]: token["id"] for token in added if token["special"]}
+    except (OSError, ValueError, LookupError, TypeError):
+        return
+    for workload in workloads:
+        for stop in workload.stop:
+            if stop in special:
+                raise InputError(
+                    f"workloads.{workload.name}.stop: {stop!r} is a special token of target {target.name}, which has "
+                    f"no text; give its id {special[stop]} in stop_token_ids"
                 )
 
 

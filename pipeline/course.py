@@ -18,7 +18,7 @@ from pipeline.records.cell import Cell
 from pipeline.records.decision import Decision
 from pipeline.records.failure import PERMANENT, Failure
 from pipeline.records.forecast import CellForecast, Forecast
-from pipeline.records.measurement import Baseline, Measurement, MeasurementKind
+from pipeline.records.measurement import Baseline, Measurement, RoundKind
 from pipeline.records.settings import SweepSettings, TargetChoice
 from pipeline.records.target import Candidate
 from pipeline.records.task import RoundResult, RoundTask
@@ -254,7 +254,7 @@ class Course:
             out_of_budget,
         )
 
-    def _task(self, kind: MeasurementKind, candidates: Sequence[Candidate], span: Span, *, replicate: int) -> RoundTask:
+    def _task(self, kind: RoundKind, candidates: Sequence[Candidate], span: Span, *, replicate: int) -> RoundTask:
         return RoundTask(
             sweep=self._sweep,
             cell=self.cell,

@@ -3,12 +3,14 @@
 Notation: α acceptance rate of one proposal; γ proposals per iteration; E expected emitted tokens per iteration;
 c one draft step's time over one baseline step's; T the baseline's time per token; τ0 the baseline's time per iteration,
 τ_spec the speculative one's; d, v, h drafting, verification and overhead time over τ0.
-Source: Leviathan et al. 2023, arXiv 2211.17192.
+Source: Leviathan et al. 2023, arXiv 2211.17192; for the split of a ratio of sums Ang 2005, Energy Policy 33, 867–871.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import exp, log1p
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +60,61 @@ def serial_speedup(expected: Number, d: Number, v: Number, h: Number) -> Number:
 def break_even_margin(expected: Number, d: Number, v: Number, h: Number) -> Number:
     """E − (d + v + h): speculation pays exactly when it is positive."""
     return _plain(np.asarray(expected) - (np.asarray(d) + np.asarray(v) + np.asarray(h)))
+
+
+class Factors(NamedTuple):
+    """What became of S_ideal: S = S_ideal · the product of all six. Below 1 costs speed, above 1 gains it.
+
+    The first three lead from S_ideal to S_geometric = E(α, γ) / (d + v + h), the others from there to S.
+    ``drafting``: γc became d. ``verification``: one step became v. ``overhead``: 0 became h. ``proposals``: some of γ
+    were not made, or lay past the end of the text. ``independence``: acceptances at one rate α, each by itself, became
+    those that were. ``occupancy``: rows per iteration differed from the baseline's; 1 with all slots busy.
+    """
+
+    drafting: float
+    verification: float
+    overhead: float
+    proposals: float
+    independence: float
+    occupancy: float
+
+
+def explain(
+    speedup: float,
+    *,
+    alpha: float,
+    gamma: int,
+    c: float,
+    d: float,
+    v: float,
+    h: float,
+    reaches: npt.NDArray[np.int64],
+    emitted: float,
+) -> Factors:
+    """The measured ``speedup`` S as S_ideal = E(α, γ) / (1 + γc) times its factors; the product is exact.
+
+    ``reaches`` (one per row-iteration) are the proposals that could have been accepted, ``emitted`` the mean tokens of
+    a row-iteration. log (1 + γc)/(d + v + h) is split by the logarithmic mean L(x, y) = (x − y)/ln(x/y) of the two sums
+    (LMDI): a term that grew from y_k to x_k gives −(x_k − y_k)/L, so that no order of the terms is preferred and a term
+    that did not change gives nothing.
+    """
+    ideal_steps, steps = 1.0 + gamma * c, d + v + h
+    mean = logarithmic_mean(steps, ideal_steps)
+    independent = float(np.mean(expected_tokens(alpha, reaches.astype(np.float64))))
+    return Factors(
+        drafting=exp(-(d - gamma * c) / mean),
+        verification=exp(-(v - 1.0) / mean),
+        overhead=exp(-h / mean),
+        proposals=independent / float(expected_tokens(alpha, gamma)),
+        independence=emitted / independent,
+        occupancy=speedup * steps / emitted,
+    )
+
+
+def logarithmic_mean(x: float, y: float) -> float:
+    """(x − y) / ln(x/y) of positive numbers, x where they are equal; between the two, and exact when they are near."""
+    excess = (x - y) / y
+    return y * (excess / log1p(excess)) if excess else y
 
 
 def best_gamma(alpha: float, c: float, gammas: Iterable[int]) -> int:

@@ -24,6 +24,7 @@ from pipeline.records.measurement import Measurement
 from pipeline.records.settings import SweepSettings, TargetChoice
 from pipeline.records.task import Identification, RoundResult, RoundTask
 from pipeline.report.console import Progress
+from pipeline.report.why import write_why
 from pipeline.search.study import CellStudy, open_storage
 from pipeline.tracking.atomic import write_atomically
 from pipeline.tracking.lock import is_held
@@ -95,12 +96,13 @@ def run_sweep(settings: SweepSettings, progress: Progress, interrupt: Interrupt)
 
 def _close(run: _Run, folder: Path, status: Literal["FINISHED", "KILLED", "FAILED"]) -> None:
     """Stop the workers and bring every view up to date, whatever one of them meets; the first error is raised."""
-    policy, decisions = folder / "policy.json", run.decisions()
-    created = datetime.now(UTC).isoformat(timespec="seconds")
+    decisions, created = run.decisions(), datetime.now(UTC).isoformat(timespec="seconds")
+    config, policy, why = (folder / name for name in ("config.yaml", "policy.json", "why.html"))
     with contextlib.ExitStack() as steps:  # left in reverse: the last one registered is the first to run
-        artifacts = (folder / "config.yaml", policy, *(folder / f"{name}.parquet" for name in VIEWS))
+        artifacts = (config, policy, why, *(folder / f"{name}.parquet" for name in VIEWS))
         steps.callback(lambda: run.view.finish(status, decisions, [path for path in artifacts if path.exists()]))
         steps.callback(write_views, run.store, folder)
+        steps.callback(lambda: write_why(why, run.sweep, decisions, run.store.measurements()))
         steps.callback(write_policy, policy, run.sweep, fingerprint(decisions), decisions, created)
         steps.callback(run.close)
 

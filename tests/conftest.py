@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 from pipeline.records.cell import CellKey
-from pipeline.records.measurement import BlockSums, Measurement, Metrics, Unit
+from pipeline.records.measurement import AcceptanceBin, BlockSums, Measurement, Metrics, Unit
 from pipeline.records.provenance import Provenance
 from pipeline.records.target import Candidate, Ngram
 
@@ -21,6 +21,18 @@ CELL = CellKey(target="smollm2", workload="chat", sampling="greedy", concurrency
 PROVENANCE = Provenance(
     **{f.name: {"threads": 2, "graphs": False}.get(f.name, "") for f in fields(Provenance)}  # type: ignore[arg-type]
 )
+
+
+def acceptance_bin(low: int, high: int, tested: int = 100, accepted: int = 60) -> AcceptanceBin:
+    return AcceptanceBin(
+        low=low,
+        high=high,
+        row_iterations=100,
+        proposed=400,
+        tested=tested,
+        accepted=accepted,
+        emitted=100 + accepted,
+    )
 
 
 def _measurement(id: str = "m1", *, speedup: float = 1.4, units: int = 12, spread: float = 0.0, **changes: Any):
@@ -65,6 +77,8 @@ def _measurement(id: str = "m1", *, speedup: float = 1.4, units: int = 12, sprea
         "metrics": Metrics(**metrics),
         "marginal": (0.6, 0.35, 0.2, 0.1),
         "conditional": (0.6, 0.58, 0.57, 0.5),
+        "by_output_position": (acceptance_bin(0, 7), acceptance_bin(8, 15, accepted=50)),
+        "by_context": (acceptance_bin(128, 255, tested=200, accepted=110),),
         "unit_sums": sums,
         "block_sums": blocks,
     } | {name: value for name, value in changes.items() if name not in metrics}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -112,6 +114,69 @@ def test_best_gamma_is_no_worse_than_any_choice(alpha, c, choices):
 
     assert best in choices
     assert all(ideal(best) >= ideal(gamma) for gamma in choices)
+
+
+def explained(speedup, alpha, gamma, c, d, v, h, reaches, emitted):
+    return sp.explain(
+        speedup,
+        alpha=alpha,
+        gamma=gamma,
+        c=c,
+        d=d,
+        v=v,
+        h=h,
+        reaches=np.array(reaches, dtype=np.int64),
+        emitted=emitted,
+    )
+
+
+def test_why_the_worked_example_is_not_2_80():
+    """Verification takes a quarter of a step more and overhead a twentieth: 2.24 is left, and 1/4 costs five times 1/20
+    on a log scale."""
+    alpha, gamma, c, d, v, h = 0.8, 4, 0.05, 0.20, 1.25, 0.05
+    expected = sp.expected_tokens(alpha, gamma)
+    measured = sp.serial_speedup(expected, d, v, h)
+    found = explained(measured, alpha, gamma, c, d, v, h, [4] * 10, expected)
+    ideal = sp.ideal_speedup(expected, gamma, c)
+    assert (ideal, measured) == (pytest.approx(2.80, abs=0.005), pytest.approx(2.24, abs=0.005))
+    assert ideal * found.verification * found.overhead == pytest.approx(measured)
+    assert math.log(found.verification) == pytest.approx(5 * math.log(found.overhead))
+    assert (found.drafting, found.proposals, found.independence, found.occupancy) == pytest.approx((1, 1, 1, 1))
+
+
+@given(
+    speedup=st.floats(0.1, 10),
+    alpha=rates,
+    gamma=st.integers(1, 12),
+    c=st.floats(0, 2),
+    phases=st.tuples(st.floats(0, 5), st.floats(0.1, 5), st.floats(0, 5)),
+    reaches=st.lists(st.integers(0, 12), min_size=1, max_size=20),
+    emitted=st.floats(1, 13),
+)
+def test_the_factors_lead_from_the_ideal_through_the_geometric_to_the_measured(
+    speedup, alpha, gamma, c, phases, reaches, emitted
+):
+    found = explained(speedup, alpha, gamma, c, *phases, [min(reach, gamma) for reach in reaches], emitted)
+    expected = sp.expected_tokens(alpha, gamma)
+    geometric = sp.ideal_speedup(expected, gamma, c) * found.drafting * found.verification * found.overhead
+    assert geometric == pytest.approx(sp.serial_speedup(expected, *phases))
+    assert geometric * found.proposals * found.independence * found.occupancy == pytest.approx(speedup)
+    assert found.proposals <= 1 + 1e-12
+    for factor, grew in ((found.drafting, phases[0] - gamma * c), (found.verification, phases[1] - 1)):
+        assert (factor < 1) == (grew > 0) or factor == pytest.approx(1)
+
+
+@given(positive, positive)
+def test_the_logarithmic_mean_is_symmetric_and_lies_between_geometric_and_arithmetic(x, y):
+    mean = sp.logarithmic_mean(x, y)
+    assert mean == pytest.approx(sp.logarithmic_mean(y, x))
+    assert math.sqrt(x * y) * (1 - 1e-9) <= mean <= (x + y) / 2 * (1 + 1e-9)
+    assert math.exp((x - y) / mean) == pytest.approx(x / y)
+
+
+@given(st.floats(-1e-7, 1e-7))
+def test_the_logarithmic_mean_is_exact_where_its_arguments_all_but_agree(gap):
+    assert sp.logarithmic_mean(2 + gap, 2.0) == pytest.approx(2 + gap / 2, rel=1e-13)
 
 
 def test_best_gamma_of_the_worked_example():

@@ -71,7 +71,7 @@ def settings(tmp_path: Path, machine: str = "", **changes) -> SweepSettings:
         workloads=(Workload(name="chat", output_tokens=16),),
         samplings=(Sampling(name="greedy"),),
         concurrency=(1, 4),
-        search=SearchSettings(),
+        search=SearchSettings(strategy="grid"),
         engine=EngineSettings(name="simulated"),
         cluster=ClusterSettings(cpus_per_worker=1, retries=1),
         tracking=TrackingSettings(enabled=False),
@@ -105,6 +105,10 @@ def test_a_good_draft_is_found_confirmed_and_written_into_the_policy(tmp_path):
     assert Counter(row["kind"] for row in rows)["search"] == 6
     assert pq.read_table(folder(outcome) / "requests.parquet").num_rows > 0
     assert pq.read_table(folder(outcome) / "iterations.parquet").num_rows > 0
+    page = (folder(outcome) / "why.html").read_text(encoding="utf-8")
+    for decision in outcome.decisions:
+        assert decision.why.startswith("at α 0.")
+        assert decision.why in page
     trials = [
         trial
         for name in optuna.get_all_study_names(f"sqlite:///{tmp_path}/runs/optuna.db")

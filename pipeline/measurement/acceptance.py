@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 
 class RowIterations(Protocol):
@@ -28,7 +29,7 @@ class RowIterations(Protocol):
     def emitted(self) -> tuple[int, ...]: ...
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Acceptance:
     """Shares and means; None where there was nothing to divide by.
 
@@ -38,6 +39,10 @@ class Acceptance:
     ``clamped_fraction`` is the share of the others. From all row-iterations: ``acceptance_rate`` α = Σaccepted/Σtested,
     ``draft_acceptance_rate`` = Σaccepted/Σproposed, and the means ``proposed_`` and ``accepted_per_iteration``.
     ``acceptance_first`` = ``conditional[0]``.
+
+    ``reaches``, one per row-iteration of any room, are the proposals that the text had a use for: those made, cut where
+    the text ends, whose last token no other follows. Were each accepted with probability α, whatever became of the
+    others, the row would emit E(α, reach) tokens.
     """
 
     marginal: tuple[float, ...]
@@ -48,6 +53,7 @@ class Acceptance:
     draft_acceptance_rate: float | None
     proposed_per_iteration: float
     accepted_per_iteration: float
+    reaches: npt.NDArray[np.int64]
 
     @property
     def acceptance_first(self) -> float | None:
@@ -56,10 +62,10 @@ class Acceptance:
 
 def acceptance(requests: Iterable[RowIterations], gamma: int) -> Acceptance:
     """Raises ValueError if ``requests`` have no row-iteration."""
-    rows = [row for r in requests for row in zip(r.room, r.proposed, r.tested, r.accepted, r.emitted, strict=True)]
-    if not rows:
+    decoded = [r for r in requests if r.emitted]
+    if not decoded:
         raise ValueError("no request was decoded in any iteration")
-    table = np.array(rows, dtype=np.int64)
+    table = np.concatenate([np.stack([r.room, r.proposed, r.tested, r.accepted, r.emitted], axis=1) for r in decoded])
     _, proposed, tested, accepted, _ = table.sum(axis=0).tolist()
     roomy = table[table[:, 0] >= gamma]
     reached = [int((roomy[:, 3] > i).sum()) for i in range(gamma)]
@@ -73,7 +79,14 @@ def acceptance(requests: Iterable[RowIterations], gamma: int) -> Acceptance:
         draft_acceptance_rate=_share(accepted, proposed),
         proposed_per_iteration=proposed / len(table),
         accepted_per_iteration=accepted / len(table),
+        reaches=np.concatenate([_reaches(r) for r in decoded]),
     )
+
+
+def _reaches(request: RowIterations) -> npt.NDArray[np.int64]:
+    """Committed text is the target's own, so that what came after a row began is what could have come at once."""
+    left = np.cumsum(np.array(request.emitted, dtype=np.int64)[::-1])[::-1]
+    return np.minimum(np.array(request.proposed, dtype=np.int64), left - 1)
 
 
 def _share(part: int, whole: int) -> float | None:

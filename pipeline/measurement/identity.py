@@ -9,16 +9,14 @@ from typing import Any
 
 from pipeline.engines.contract import EngineFacts
 from pipeline.records.cell import Cell, CellKey
-from pipeline.records.measurement import MeasurementKind
+from pipeline.records.measurement import RoundKind
 from pipeline.records.settings import Protocol
 from pipeline.records.target import Candidate
 
 ID_DIGITS = 24
 
 
-def measurement_id(
-    sweep: str, cell: CellKey, candidate: Candidate | None, kind: MeasurementKind, replicate: int
-) -> str:
+def measurement_id(sweep: str, cell: CellKey, candidate: Candidate | None, kind: RoundKind, replicate: int) -> str:
     """24 hex digits. ``candidate`` None is the round's baseline; off beside off is ``Candidate(None, 0)``."""
     return digest(["measurement", sweep, asdict(cell), _plain(candidate), kind, replicate])
 
@@ -31,7 +29,7 @@ def forecast_id(sweep: str, cell: CellKey) -> str:
 def content_id(
     cell: Cell,
     candidate: Candidate | None,
-    kind: MeasurementKind,
+    kind: RoundKind,
     replicate: int,
     protocol: Protocol,
     content_hash: str,

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from pipeline.measurement.identity import digest, measurement_id
 from pipeline.measurement.summary import Observed, summarize
-from pipeline.measurement.sums import counted_requests
 from pipeline.records.measurement import Baseline, Measurement
 from pipeline.records.trace import Block
 
@@ -60,19 +59,18 @@ def pool(looks: Sequence[Measurement], baselines: Sequence[Baseline], level: flo
         metrics=summary.metrics,
         marginal=summary.marginal,
         conditional=summary.conditional,
+        by_output_position=summary.by_output_position,
+        by_context=summary.by_context,
         unit_sums=summary.unit_sums,
         block_sums=summary.block_sums,
     )
 
 
 def _observed(looks: Sequence[Measurement]) -> Observed:
-    tokens = [sum(len(request.output) for request in counted_requests(look.trace_blocks)) for look in looks]
-    overlapping = sum(n * look.metrics.prompt_output_overlap for n, look in zip(tokens, looks, strict=True))
     return Observed(
         near_ties=sum(look.metrics.near_ties for look in looks),
         draft_weight_bytes=max(look.metrics.draft_weight_bytes for look in looks),
         draft_kv_bytes=max(look.metrics.draft_kv_bytes for look in looks),
-        prompt_output_overlap=overlapping / sum(tokens),
         remeasured_blocks=sum(look.metrics.remeasured_blocks for look in looks),
         drifted_blocks=sum(look.metrics.drifted_blocks for look in looks),
     )

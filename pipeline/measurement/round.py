@@ -14,8 +14,9 @@ from pipeline.measurement.dealing import deal
 from pipeline.measurement.drift import Shift, calmest, moved, relative, shift
 from pipeline.measurement.gates import GateError, check_text, check_trace, text_must_agree
 from pipeline.measurement.identity import content_id, measurement_id
+from pipeline.measurement.overlap import with_overlap
 from pipeline.measurement.prepare import Prepared
-from pipeline.measurement.summary import NothingDecodedError, Observed, prompt_output_overlap, summarize
+from pipeline.measurement.summary import NothingDecodedError, Observed, summarize
 from pipeline.measurement.sums import mean_times, output_tokens_per_s
 from pipeline.records.cell import CellKey
 from pipeline.records.failure import Failure, FailureKind, InputError
@@ -211,6 +212,7 @@ class _Round:
         check_trace(trace, requests, arm.schedule)
         if arm.draft is not None:
             arm.kv_bytes = max(arm.kv_bytes, self._engine.draft_facts(arm.draft).kv_bytes)
+        trace = with_overlap(trace, {request.prompt_id: request.tokens for request in requests})
         arm.attempts[-1].blocks.append(Block(index=index, place=place, trace=trace))
         return trace
 
@@ -238,6 +240,7 @@ class _Round:
     def _measurement(self, arm: _Arm, baseline: Baseline) -> Measurement:
         task, candidate = self._task, arm.candidate
         assert candidate is not None
+        assert task.kind != "forecast"
         facts = None if candidate.draft is None else self._engine.draft_facts(candidate.draft)
         revision = facts.revision if facts else ""
         summary = summarize(
@@ -250,9 +253,6 @@ class _Round:
                 near_ties=arm.near_ties,
                 draft_weight_bytes=facts.weight_bytes if facts else 0,
                 draft_kv_bytes=arm.kv_bytes,
-                prompt_output_overlap=prompt_output_overlap(
-                    arm.blocks, {prompt.id: prompt.tokens for prompt in self._prepared.prompts}
-                ),
                 remeasured_blocks=self._remeasured,
                 drifted_blocks=self._drifted,
             ),
@@ -282,6 +282,8 @@ class _Round:
             metrics=summary.metrics,
             marginal=summary.marginal,
             conditional=summary.conditional,
+            by_output_position=summary.by_output_position,
+            by_context=summary.by_context,
             unit_sums=summary.unit_sums,
             block_sums=summary.block_sums,
             trace_blocks=tuple(arm.blocks),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pipeline import speedup as equations
-from pipeline.measurement.acceptance import Acceptance, acceptance
-from pipeline.measurement.identity import prompt_id
+from pipeline.measurement.acceptance import acceptance
 from pipeline.measurement.latency import latency
+from pipeline.measurement.overlap import overlap_acceptance_correlation, prompt_output_overlap
+from pipeline.measurement.places import by_context, by_output_position
 from pipeline.measurement.statistics import speedup_interval
 from pipeline.measurement.sums import (
     block_sums,
@@ -20,7 +21,7 @@ from pipeline.measurement.sums import (
     total,
     unit_sums,
 )
-from pipeline.records.measurement import BlockSums, Metrics, Unit
+from pipeline.records.measurement import AcceptanceBin, BlockSums, Metrics, Unit
 from pipeline.records.trace import Block
 
 
@@ -35,7 +36,6 @@ class Observed:
     near_ties: int
     draft_weight_bytes: int
     draft_kv_bytes: int
-    prompt_output_overlap: float
     remeasured_blocks: int = 0
     drifted_blocks: int = 0
 
@@ -47,6 +47,8 @@ class Summary:
     metrics: Metrics
     marginal: tuple[float, ...]
     conditional: tuple[float | None, ...]
+    by_output_position: tuple[AcceptanceBin, ...]
+    by_context: tuple[AcceptanceBin, ...]
     unit_sums: tuple[Unit, ...]
     block_sums: tuple[BlockSums, ...]
 
@@ -66,24 +68,32 @@ def summarize(
     both passes of the baseline count. τ0, τ_spec and its phases are means of a counted row's iteration; c is the
     drafting time of one draft step over τ0. ``break_even_margin`` takes the E that S implies, S · (d + v + h): with all
     slots busy that is emitted tokens per row-iteration over all row-iterations, clamped ones included, so that it is
-    positive exactly when S > 1. ``speedup_ideal`` takes ``emitted_per_verification`` and c; ``speedup_geometric`` is
-    E(α, γ) / (d + v + h), what independent acceptances at the measured α and times would give. ``speedup_e2e`` is the
-    ratio of ``output_tokens_per_s``. ``context_tokens`` is the mean committed length of a row before an iteration.
-    Undefined figures are None. Raises NothingDecodedError if an arm has no iteration with a counted row.
+    positive exactly when S > 1. ``speedup_ideal`` is E(α, γ) / (1 + γc), ``speedup_geometric`` E(α, γ) / (d + v + h):
+    what independent acceptances at the measured α would give at the ideal and at the real times; the ``factor_``s lead
+    from the first through the second to S. ``speedup_e2e`` is the ratio of ``output_tokens_per_s``.
+    ``context_tokens`` is the mean committed length of a row before an iteration. Undefined figures are None. Raises
+    NothingDecodedError if an arm has no iteration with a counted row.
     """
     ours, theirs = total(candidate), total(baseline)
     if not (ours.row_iterations and theirs.row_iterations):
         raise NothingDecodedError("every request ended at its first token; there is no iteration to time")
-    accepted = acceptance(counted_requests(candidate), gamma)
+    requests = tuple(counted_requests(candidate))
+    accepted = acceptance(requests, gamma)
     times, tau0 = mean_times(candidate), mean_times(baseline).tau_ms
     d, v, h = times.tau_draft_ms / tau0, times.tau_verify_ms / tau0, times.tau_overhead_ms / tau0
     c = d / times.draft_steps if times.draft_steps else None
+    alpha = accepted.acceptance_rate
     s = ours.tokens_per_ms / theirs.tokens_per_ms
     units, blocks = unit_sums(candidate, baseline), block_sums(candidate, baseline)
     low, high = speedup_interval(s, units, blocks, concurrency, level) or (None, None)
     rate, baseline_rate = output_tokens_per_s(candidate), output_tokens_per_s(baseline)
     seen = latency(candidate)
     pad, context = _batch_shape(candidate)
+    why = None
+    if alpha is not None and c is not None:
+        emitted = ours.emitted / ours.row_iterations
+        reaches = accepted.reaches
+        why = equations.explain(s, alpha=alpha, gamma=gamma, c=c, d=d, v=v, h=h, reaches=reaches, emitted=emitted)
     metrics = Metrics(
         speedup=s,
         speedup_low=low,
@@ -92,10 +102,16 @@ def summarize(
         units=len(units),
         blocks=len(blocks),
         speedup_e2e=rate / baseline_rate,
-        speedup_ideal=_ideal(accepted, gamma, c),
-        speedup_geometric=_geometric(accepted, gamma, d, v, h),
+        speedup_ideal=_ideal(alpha, gamma, c),
+        speedup_geometric=_geometric(alpha, gamma, d, v, h),
+        factor_drafting=why and why.drafting,
+        factor_verification=why and why.verification,
+        factor_overhead=why and why.overhead,
+        factor_proposals=why and why.proposals,
+        factor_independence=why and why.independence,
+        factor_occupancy=why and why.occupancy,
         emitted_per_verification=accepted.emitted_per_verification,
-        acceptance_rate=accepted.acceptance_rate,
+        acceptance_rate=alpha,
         draft_acceptance_rate=accepted.draft_acceptance_rate,
         proposed_per_iteration=accepted.proposed_per_iteration,
         accepted_per_iteration=accepted.accepted_per_iteration,
@@ -126,7 +142,8 @@ def summarize(
         draft_kv_bytes=observed.draft_kv_bytes,
         pad_fraction=pad,
         context_tokens=context,
-        prompt_output_overlap=observed.prompt_output_overlap,
+        prompt_output_overlap=prompt_output_overlap(requests),
+        overlap_acceptance_correlation=overlap_acceptance_correlation(requests),
         near_ties=observed.near_ties,
         remeasured_blocks=observed.remeasured_blocks,
         drifted_blocks=observed.drifted_blocks,
@@ -135,36 +152,20 @@ def summarize(
         metrics=metrics,
         marginal=accepted.marginal,
         conditional=accepted.conditional,
+        by_output_position=by_output_position(requests),
+        by_context=by_context(requests),
         unit_sums=units,
         block_sums=blocks,
     )
 
 
-def prompt_output_overlap(blocks: Iterable[Block], prompts: Mapping[str, Sequence[int]]) -> float:
-    """The share of counted output tokens that end a 3-gram occurring in the prompt; ``prompts`` by prompt id.
-
-    The 3-gram may begin in the prompt: the first output token ends one with the prompt's last two.
-    """
-    tokens = found = 0
-    grams: dict[str, set[tuple[int, int, int]]] = {}
-    for request in counted_requests(blocks):
-        name = prompt_id(request.request_id)
-        prompt = tuple(prompts[name])
-        if name not in grams:
-            grams[name] = set(zip(prompt, prompt[1:], prompt[2:], strict=False))
-        text = (*prompt[-2:], *request.output)
-        found += sum(gram in grams[name] for gram in zip(text, text[1:], text[2:], strict=False))
-        tokens += len(request.output)
-    return found / tokens if tokens else 0.0
+def _ideal(alpha: float | None, gamma: int, c: float | None) -> float | None:
+    if alpha is None or c is None:
+        return None
+    return float(equations.ideal_speedup(equations.expected_tokens(alpha, gamma), gamma, c))
 
 
-def _ideal(accepted: Acceptance, gamma: int, c: float | None) -> float | None:
-    expected = accepted.emitted_per_verification
-    return None if expected is None or c is None else float(equations.ideal_speedup(expected, gamma, c))
-
-
-def _geometric(accepted: Acceptance, gamma: int, d: float, v: float, h: float) -> float | None:
-    alpha = accepted.acceptance_rate
+def _geometric(alpha: float | None, gamma: int, d: float, v: float, h: float) -> float | None:
     if alpha is None:
         return None
     return float(equations.serial_speedup(equations.expected_tokens(alpha, gamma), d, v, h))

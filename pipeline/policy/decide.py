@@ -8,6 +8,7 @@ from typing import Literal
 
 from pipeline.measurement.statistics import decisive, log_ratio
 from pipeline.measurement.student import t_quantile
+from pipeline.policy.explain import sentence
 from pipeline.records.cell import CellKey
 from pipeline.records.decision import Decision, Status
 from pipeline.records.failure import Failure
@@ -160,6 +161,7 @@ def _decision(
         tau_spec_ms=figure("tau_spec_ms"),
         reason=reason,
         measurement=confirmation,
+        why="" if evidence is None else sentence(evidence.metrics),
     )
 
 

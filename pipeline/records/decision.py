@@ -16,7 +16,8 @@ class Decision:
     """Only ``on`` speculates. ``measurement`` is the id of the confirmation that decided, if one was made.
 
     ``draft`` and ``gamma`` name the candidate that was confirmed, whatever the status; ``speculate`` says whether
-    to use it.
+    to use it. ``reason`` is why the status is what it is; ``why`` is why the speedup is, from the ideal one factor by
+    factor, and empty where nothing was measured.
     """
 
     cell: CellKey
@@ -33,3 +34,4 @@ class Decision:
     tau_spec_ms: float | None
     reason: str
     measurement: str | None
+    why: str = ""

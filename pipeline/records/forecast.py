@@ -54,4 +54,4 @@ class CellForecast:
     tau0_ms: float
     forecasts: tuple[Forecast, ...]
     kind: Literal["forecast"] = "forecast"
-    schema_version: int = 1
+    schema_version: int = 2

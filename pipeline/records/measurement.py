@@ -10,8 +10,9 @@ from pipeline.records.provenance import Provenance
 from pipeline.records.target import Candidate
 from pipeline.records.trace import Block
 
-MeasurementKind = Literal["forecast", "search", "confirmation_look", "confirmation", "aa"]
-"""``forecast`` is a baseline's only: the text and the times that the cell's forecasts are made from."""
+MeasurementKind = Literal["search", "confirmation_look", "confirmation", "aa"]
+RoundKind = Literal["forecast", "search", "confirmation_look", "confirmation", "aa"]
+"""A forecast is a round too: of a baseline alone, from whose text and times it is made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,24 @@ class BlockSums:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AcceptanceBin:
+    """Sums over the row-iterations whose place lies in ``low`` … ``high``, both included; α is accepted / tested."""
+
+    low: int
+    high: int
+    row_iterations: int
+    proposed: int
+    tested: int
+    accepted: int
+    emitted: int
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """α, None where nothing was tested."""
+        return self.accepted / self.tested if self.tested else None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Metrics:
     """The figures of one measurement; the field names are the metric names everywhere. None: undefined here.
 
@@ -47,6 +66,11 @@ class Metrics:
     ``speedup_high`` bound it at confidence ``interval_level``. ``acceptance_rate`` α = accepted / tested;
     ``draft_acceptance_rate`` = accepted / proposed. d, v, h = τ_d, τ_v, τ_o over τ0; c = one draft step over τ0.
     ``remeasured_blocks`` were measured again because their baseline moved; in ``drifted_blocks`` it did so to the last.
+
+    Why S is what it is: ``speedup_ideal`` = E(α, γ)/(1 + γc), what a paper's formula claims; with the real times,
+    ``speedup_geometric`` = E(α, γ)/(d + v + h) = ideal · drafting · verification · overhead (the ``factor_``s of these
+    names); and ``speedup`` = geometric · proposals · independence · occupancy (``speedup.Factors`` says what each is).
+    ``overlap_acceptance_correlation`` is Pearson's, over prompts, of α with ``prompt_output_overlap``.
     """
 
     speedup: float
@@ -58,6 +82,12 @@ class Metrics:
     speedup_e2e: float
     speedup_ideal: float | None
     speedup_geometric: float | None
+    factor_drafting: float | None
+    factor_verification: float | None
+    factor_overhead: float | None
+    factor_proposals: float | None
+    factor_independence: float | None
+    factor_occupancy: float | None
     emitted_per_verification: float | None
     acceptance_rate: float | None
     draft_acceptance_rate: float | None
@@ -90,7 +120,8 @@ class Metrics:
     draft_kv_bytes: int
     pad_fraction: float
     context_tokens: float
-    prompt_output_overlap: float
+    prompt_output_overlap: float | None
+    overlap_acceptance_correlation: float | None
     near_ties: int
     remeasured_blocks: int = 0
     drifted_blocks: int = 0
@@ -102,8 +133,10 @@ class Measurement:
 
     ``id`` = hash(sweep, cell, candidate, kind, replicate); ``baseline_ids`` name the baselines it was measured beside.
     ``marginal[i]`` = P(first i+1 proposals all accepted), ``conditional[i]`` = P(proposal i+1 accepted | it was
-    tested). A pooled confirmation has no ``trace_blocks`` of its own: they lie in the looks that ``parts`` names.
-    ``set_aside`` are attempts at blocks that were measured again, oldest first; no figure has them in it.
+    tested). ``by_output_position`` bins row-iterations by the place in the output of their first token (prefill's is
+    0), ``by_context`` by the tokens committed before them; a bin that is missing had none. A pooled confirmation has no
+    ``trace_blocks`` of its own: they lie in the looks that ``parts`` names. ``set_aside`` are attempts at blocks that
+    were measured again, oldest first; no figure has them in it.
     """
 
     id: str
@@ -119,11 +152,13 @@ class Measurement:
     metrics: Metrics
     marginal: tuple[float, ...]
     conditional: tuple[float | None, ...]
+    by_output_position: tuple[AcceptanceBin, ...]
+    by_context: tuple[AcceptanceBin, ...]
     unit_sums: tuple[Unit, ...]
     block_sums: tuple[BlockSums, ...]
     trace_blocks: tuple[Block, ...] = ()
     set_aside: tuple[Block, ...] = ()
-    schema_version: int = 1
+    schema_version: int = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,11 +172,11 @@ class Baseline:
     sweep: str
     cell: CellKey
     replicate: int
-    round_kind: MeasurementKind
+    round_kind: RoundKind
     provenance: Provenance
     tau0_ms: float
     output_tokens_per_s: float
     trace_blocks: tuple[Block, ...] = field(default=())
     set_aside: tuple[Block, ...] = field(default=())
     kind: Literal["baseline"] = "baseline"
-    schema_version: int = 1
+    schema_version: int = 2

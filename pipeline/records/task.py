@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pipeline.records.cell import Cell
 from pipeline.records.failure import Failure
 from pipeline.records.forecast import CellForecast
-from pipeline.records.measurement import Baseline, Measurement, MeasurementKind
+from pipeline.records.measurement import Baseline, Measurement, RoundKind
 from pipeline.records.settings import Protocol
 from pipeline.records.target import Candidate, Draft
 
@@ -29,7 +29,7 @@ class RoundTask:
     drafts: tuple[Draft, ...]
     max_gamma: int
     candidates: tuple[Candidate, ...]
-    kind: MeasurementKind
+    kind: RoundKind
     replicate: int
     first_prompt: int
     prompt_count: int

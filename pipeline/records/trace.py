@@ -52,6 +52,9 @@ class RequestTrace:
 
     ``text`` and ``stop_string`` are "" unless the request had stop strings. ``output`` then ends with the token that
     completed ``stop_string`` ("" if none ended it), all counts and times with it; ``text`` ends before it.
+
+    ``prompt_output_overlap`` is the share of output tokens that end a 3-gram of the prompt; None for fillers, and
+    from an engine, which does not look.
     """
 
     request_id: str
@@ -72,6 +75,7 @@ class RequestTrace:
     emitted: tuple[int, ...]
     text: str = ""
     stop_string: str = ""
+    prompt_output_overlap: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

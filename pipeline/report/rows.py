@@ -22,6 +22,7 @@ class Row:
     acceptance_rate: str
     emitted_per_verification: str
     reason: str
+    why: str
 
 
 def rows(decisions: Sequence[Decision]) -> tuple[Row, ...]:
@@ -49,6 +50,7 @@ def _row(decision: Decision, mixed: bool) -> Row:
         acceptance_rate=_number(decision.acceptance_rate),
         emitted_per_verification=_number(decision.emitted_per_verification),
         reason=decision.reason,
+        why=decision.why,
     )
 
 

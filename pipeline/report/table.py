@@ -24,7 +24,10 @@ _REASON_BESIDE = 60
 
 
 class DecisionTable:
-    """A cell a row: status, draft, γ, speedup with its interval, α, emitted tokens per verification, and why."""
+    """A cell a row: status, draft, γ, speedup with its interval, α, emitted tokens per verification, and why.
+
+    Why is two sentences: what decided the status, and what lies between the ideal and the measured speedup.
+    """
 
     def __init__(self, decisions: Sequence[Decision]) -> None:
         self._rows = rows(decisions)
@@ -41,14 +44,14 @@ class DecisionTable:
         elif sum(fitted) + _GAP * (len(fitted) - 1) <= options.max_width:
             yield from self._below(fitted)
         else:
-            yield from self._sentences()
+            yield from self._without_columns()
 
     def _beside(self, widths: Sequence[int]) -> RenderResult:
         grid = _grid(widths)
         grid.add_column(overflow="fold")
         grid.add_row(*(Text(heading, style="bold") for heading in (*HEADINGS, "why")))
         for row in self._rows:
-            grid.add_row(*_styled(row), Text(row.reason))
+            grid.add_row(*_styled(row), Text("\n".join(_sentences(row))))
         yield grid
 
     def _below(self, widths: Sequence[int]) -> RenderResult:
@@ -60,16 +63,15 @@ class DecisionTable:
             grid = _grid(widths)
             grid.add_row(*_styled(row))
             yield grid
-            yield Padding(Text(row.reason, style="dim"), (0, 0, 0, _INDENT), expand=False)
+            yield from _indented(row)
 
-    def _sentences(self) -> RenderResult:
-        """No room for columns."""
+    def _without_columns(self) -> RenderResult:
         for row in self._rows:
             cell, status, *rest = _texts(row)
             figures = ", ".join(f"{heading} {text}" for heading, text in zip(HEADINGS[2:], rest, strict=True))
             yield Text.assemble(cell, " ", (status, STYLES[row.status] or "bold"))
             yield Padding(Text(figures), (0, 0, 0, _INDENT), expand=False)
-            yield Padding(Text(row.reason, style="dim"), (0, 0, 0, _INDENT), expand=False)
+            yield from _indented(row)
 
 
 def decision_table(decisions: Sequence[Decision]) -> RenderableType:
@@ -88,6 +90,23 @@ def markdown_table(decisions: Sequence[Decision]) -> str:
         *((*map(_escaped, _texts(row)), _escaped(row.reason)) for row in rows(decisions)),
     )
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def markdown_explanations(decisions: Sequence[Decision]) -> str:
+    """What stands below that table: for each cell from the ideal to the measured speedup. Empty where none is known."""
+    lines = (f"- {_escaped(row.cell)}: {_escaped(row.why)}\n" for row in rows(decisions) if row.why)
+    text = "".join(lines)
+    return f"\n**Why each speedup is not the ideal one**\n\n{text}" if text else ""
+
+
+def _sentences(row: Row) -> tuple[str, ...]:
+    """Why the status is what it is, and why the speedup is."""
+    return tuple(text for text in (row.reason, row.why) if text)
+
+
+def _indented(row: Row) -> RenderResult:
+    for text in _sentences(row):
+        yield Padding(Text(text, style="dim"), (0, 0, 0, _INDENT), expand=False)
 
 
 def _texts(row: Row) -> tuple[str, ...]:

@@ -60,11 +60,14 @@ def scored(stands: Sequence[float], limit: int, max_gamma: int) -> Script:
     return Script(limit, np.full(size, max_gamma, dtype=np.int64), padded[places])
 
 
-def probed(conditional: Sequence[float], size: int, limit: int) -> Script:
-    """A draft of which only acceptance by position in the block is known; ``conditional`` [γ_max] as measured."""
+def probed(conditional: Sequence[float], missed: float, size: int, limit: int, luck: np.random.Generator) -> Script:
+    """A draft of which only a probe is known: acceptance by position in the block, ``conditional`` [γ_max].
+
+    At a share ``missed`` of the places it proposes nothing.
+    """
     max_gamma = len(conditional)
     inside = np.arange(size)[:, None] + np.arange(max_gamma) < size
-    proposed = np.full(size, max_gamma, dtype=np.int64)
+    proposed = np.where(luck.random(size) < missed, 0, max_gamma)
     return Script(limit, proposed, np.where(inside, np.asarray(conditional, dtype=np.float64), 0.0))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from types import UnionType
 from typing import Literal, Union, get_args, get_origin, get_type_hints
 
@@ -11,17 +11,19 @@ import pyarrow as pa
 
 
 def columns(record: type, *, prefix: str = "", leave_out: Iterable[str] = ()) -> list[pa.Field]:
-    """An Arrow field per scalar or list field of a dataclass. Raises TypeError for a type that has no column."""
+    """An Arrow field per field of a dataclass. Raises TypeError for a type that has no column."""
     hints = get_type_hints(record)
     skipped = frozenset(leave_out)
     return [pa.field(prefix + f.name, arrow_type(hints[f.name])) for f in fields(record) if f.name not in skipped]
 
 
 def arrow_type(hint: object) -> pa.DataType:
-    """int, float, bool, str, their Literals, ``X | None`` and ``tuple[X, ...]``; seeds are 64 bits wide."""
+    """int, float, bool, str, their Literals, ``X | None``, ``tuple[X, ...]``, records; seeds are 64 bits wide."""
     simple = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
     if isinstance(hint, type) and hint in simple:
         return simple[hint]
+    if isinstance(hint, type) and is_dataclass(hint):
+        return pa.struct(columns(hint))
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Literal:
         return arrow_type(type(arguments[0]))

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from pipeline.records.cell import Cell, CellKey
 from pipeline.records.decision import Decision
 from pipeline.records.failure import Failure
-from pipeline.records.measurement import Measurement
+from pipeline.records.measurement import AcceptanceBin, Measurement
 from pipeline.records.target import Candidate
 
 PARAMETER_LIMIT = 6000
@@ -33,7 +33,7 @@ _KIND_ENDINGS = {"search": "", "confirmation_look": " · look", "confirmation": 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One value of a metric; ``step`` is a position for acceptance by position, 0 for everything else."""
+    """One value of a metric; ``step`` is the position, or a bin's lowest, for acceptance by one, 0 for all else."""
 
     name: str
     value: float
@@ -83,6 +83,8 @@ def trial_payload(measurement: Measurement, cell: Cell) -> Payload:
     by_position = [
         *_points("acceptance_by_position", measurement.marginal),
         *_points("acceptance_conditional", measurement.conditional),
+        *_binned("acceptance_by_output_position", measurement.by_output_position),
+        *_binned("acceptance_by_context", measurement.by_context),
     ]
     provenance = {
         f"provenance.{f.name}": str(getattr(measurement.provenance, f.name)) for f in fields(measurement.provenance)
@@ -168,6 +170,7 @@ def decision_payload(decision: Decision) -> Payload:
             "method": "none" if decision.draft is None else decision.draft.method,
             "gamma": str(decision.gamma),
             "reason": decision.reason,
+            "why": decision.why or "none",
             "measurement": decision.measurement or "none",
             **{f"metric.{name}": "none" for name, value in figures.items() if value is None},
         },
@@ -306,6 +309,10 @@ def _figures(figures: Mapping[str, float | None]) -> list[Point]:
 
 def _points(name: str, values: Sequence[float | None]) -> list[Point]:
     return [Point(name=name, value=value, step=i) for i, value in enumerate(values, start=1) if value is not None]
+
+
+def _binned(name: str, bins: Sequence[AcceptanceBin]) -> list[Point]:
+    return [Point(name=name, value=b.acceptance_rate, step=b.low) for b in bins if b.acceptance_rate is not None]
 
 
 def _said(values: Mapping[str, Any]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from pipeline.records.decision import Decision
 from pipeline.records.failure import Failure
 from pipeline.records.measurement import Measurement
 from pipeline.records.settings import TrackingSettings
-from pipeline.report.table import markdown_table
+from pipeline.report.table import markdown_explanations, markdown_table
 from pipeline.tracking.lock import is_held
 from pipeline.tracking.mlflow_connection import PARENT, Connection, KnownRun, tracking_uri, ui_command
 from pipeline.tracking.mlflow_payload import (
@@ -303,7 +303,7 @@ class MlflowView:
             tags={"mlflow.note.content": note(connection.experiment_id, decisions, table)},
         )
         connection.write(run, said, _now_ms())
-        connection.text(run, "decisions.md", table)
+        connection.text(run, "decisions.md", table + markdown_explanations(decisions))
         connection.end(run, status)
 
     def _create(

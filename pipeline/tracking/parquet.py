@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.records.cell import CellKey
-from pipeline.records.measurement import Baseline, Measurement, Metrics
+from pipeline.records.measurement import AcceptanceBin, Baseline, Measurement, Metrics
 from pipeline.records.provenance import Provenance
 from pipeline.records.target import Draft
 from pipeline.records.trace import Iteration, RequestTrace
@@ -67,6 +67,8 @@ MEASUREMENTS = pa.schema(
         *columns(Metrics),
         pa.field("marginal", arrow_type(tuple[float, ...])),
         pa.field("conditional", arrow_type(tuple[float | None, ...])),
+        pa.field("by_output_position", arrow_type(tuple[AcceptanceBin, ...])),
+        pa.field("by_context", arrow_type(tuple[AcceptanceBin, ...])),
         pa.field("baseline_ids", arrow_type(tuple[str, ...])),
         pa.field("parts", arrow_type(tuple[str, ...])),
         *columns(Provenance, prefix="provenance_"),
@@ -95,6 +97,8 @@ def _measurement_row(measurement: Measurement) -> Row:
         **_values(measurement.metrics),
         "marginal": measurement.marginal,
         "conditional": measurement.conditional,
+        "by_output_position": [asdict(found) for found in measurement.by_output_position],
+        "by_context": [asdict(found) for found in measurement.by_context],
         "baseline_ids": measurement.baseline_ids,
         "parts": measurement.parts,
         **{f"provenance_{name}": value for name, value in _values(measurement.provenance).items()},

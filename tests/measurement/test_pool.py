@@ -51,6 +51,8 @@ def test_pooled_looks_are_one_long_look(make_cell, looks_of, sampling, concurren
     assert pooled.marginal == pytest.approx(whole.marginal)
     for name in ("speedup", "speedup_low", "speedup_high", "speedup_e2e", "gap_ms_p95", "prompt_output_overlap"):
         assert getattr(pooled.metrics, name) == pytest.approx(getattr(whole.metrics, name)), name
+    assert pooled.by_output_position == whole.by_output_position
+    assert pooled.by_context == whole.by_context
     assert [u.emitted for u in sorted(pooled.unit_sums, key=lambda u: u.prompt_id)] == [
         u.emitted for u in sorted(whole.unit_sums, key=lambda u: u.prompt_id)
     ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, replace
 from math import isfinite
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,11 +16,12 @@ from pipeline import speedup as equations
 from pipeline.engines.contract import Limits, Request, Schedule
 from pipeline.engines.machine import Machine
 from pipeline.engines.simulated import SimulatedEngine
-from pipeline.measurement.summary import NothingDecodedError, Observed, prompt_output_overlap, summarize
+from pipeline.measurement.summary import NothingDecodedError, Observed, summarize
 from pipeline.records.target import Candidate, Target
 from pipeline.records.trace import Block
 
-OBSERVED = Observed(near_ties=2, draft_weight_bytes=100, draft_kv_bytes=10, prompt_output_overlap=0.25)
+OBSERVED = Observed(near_ties=2, draft_weight_bytes=100, draft_kv_bytes=10)
+CHAIN = Candidate(draft=SMALL, gamma=4)
 
 
 def arms(machine, candidate, *, slots=1, prompts=6, length=40, blocks=1):
@@ -109,11 +112,19 @@ def test_figures_agree_with_each_other_and_are_finite(machine, candidate, slots,
         assert value is None or isfinite(value), name
     assert (metrics.break_even_margin > 0) == (metrics.speedup > 1) or metrics.speedup == pytest.approx(1)
     assert metrics.d + metrics.v + metrics.h == pytest.approx(metrics.tau_spec_ms / metrics.tau0_ms)
+    if metrics.speedup_ideal is None:
+        assert factors(metrics) == [None] * 6
+    else:
+        times, tokens = math.prod(factors(metrics)[:3]), math.prod(factors(metrics)[3:])
+        assert metrics.speedup_ideal * times == pytest.approx(metrics.speedup_geometric)
+        assert metrics.speedup_geometric * tokens == pytest.approx(metrics.speedup)
+        assert metrics.factor_proposals <= 1 + 1e-12
     assert len(found.marginal) == len(found.conditional)
     if metrics.speedup_low is not None:
         assert 0 < metrics.speedup_low <= metrics.speedup * (1 + 1e-12)
         assert metrics.speedup <= metrics.speedup_high * (1 + 1e-12)
     if slots == 1:
+        assert metrics.factor_occupancy in (None, pytest.approx(1))
         # With prompts one at a time S = τ0 · E / τ_spec, E over all row-iterations.
         expected = sum(u.emitted for u in found.unit_sums) / sum(u.row_iterations for u in found.unit_sums)
         actual = equations.actual_speedup(expected, metrics.tau0_ms, metrics.tau_spec_ms)
@@ -157,15 +168,46 @@ def test_nothing_decoded_has_no_figures():
         summary(Machine(), Candidate(draft=SMALL, gamma=2), length=1)
 
 
-def test_overlap_is_the_share_of_tokens_that_end_a_gram_of_the_prompt():
-    ours, _ = arms(Machine(), OFF, prompts=2, length=8)
-    first, second = (request.output for request in ours[0].trace.requests)
-    prompts = {
-        "p0-0": [1, 2, first[0], 1, 2],  # its end and the first token are a gram that it holds
-        "p1-0": [*second[3:6], 5, 6],  # the second text repeats three of its tokens, the last of which ends a gram
-    }
-    assert prompt_output_overlap(ours, prompts) == 2 / 16
-    assert prompt_output_overlap([], {}) == 0.0
+def factors(metrics):
+    names = ("drafting", "verification", "overhead", "proposals", "independence", "occupancy")
+    return [getattr(metrics, f"factor_{name}") for name in names]
+
+
+def test_the_ideal_machine_loses_nothing():
+    machine = Machine(noise=0, tau0_ms=10, token_ms=0, draft_ms=0.5, overhead_ms=0, alpha=1, alpha_spread=0)
+    metrics = summary(machine, Candidate(draft=SMALL, gamma=4), length=1 + 5 * 20).metrics
+    assert factors(metrics) == pytest.approx([1.0] * 6)
+
+
+def test_dear_verification_and_missing_proposals_show_in_their_own_factors():
+    quiet = {"noise": 0, "tau0_ms": 10, "token_ms": 0, "draft_ms": 0.5, "overhead_ms": 0, "alpha": 1, "alpha_spread": 0}
+    candidate = Candidate(draft=SMALL, gamma=4)
+    ideal = summary(Machine(**quiet), candidate, length=101).metrics.speedup_ideal
+    dear = summary(Machine(**(quiet | {"token_ms": 4.0})), candidate, length=101).metrics
+    assert dear.factor_verification == pytest.approx(12 / 22)
+    assert factors(replace(dear, factor_verification=1)) == pytest.approx([1.0] * 6)
+    missing = summary(Machine(**(quiet | {"miss": 0.5})), candidate, length=101).metrics
+    assert missing.factor_proposals < 0.7
+    assert missing.factor_drafting > 1.0  # what was not proposed took no time either
+    kept = replace(missing, factor_proposals=1, factor_drafting=1)
+    assert factors(kept) == pytest.approx([1.0] * 6)
+    assert dear.speedup_ideal == pytest.approx(ideal)
+    assert missing.speedup_ideal == pytest.approx(ideal)
+
+
+def test_acceptance_that_comes_in_runs_gives_less_than_its_rate_promises():
+    """Half the texts take every proposal and half take none: 48 of 107 tested, 59 of them one by one."""
+    candidate, baseline = [], []
+    for index, alpha in enumerate((1.0, 0.0)):
+        machine = Machine(noise=0, alpha=alpha, alpha_spread=0)
+        for mine, theirs in zip((candidate, baseline), arms(machine, CHAIN, length=61), strict=True):
+            mine += [replace(block, index=index) for block in theirs]
+    metrics = summarize(candidate, baseline, gamma=4, concurrency=1, level=0.95, observed=OBSERVED).metrics
+    alpha, reaches = 48 / 107, np.array([4] * 12 + [4] * 56 + [3, 2, 1, 0])
+    assert metrics.acceptance_rate == pytest.approx(alpha)
+    independent = np.mean(equations.expected_tokens(alpha, reaches))
+    assert metrics.factor_independence == pytest.approx((120 / 72) / independent)
+    assert metrics.factor_independence < 0.99
 
 
 def test_the_margin_follows_the_speedup_when_slots_stand_empty():

@@ -70,6 +70,7 @@ def test_the_document_has_exactly_the_declared_fields(tmp_path) -> None:
         "tau_spec_ms",
         "reason",
         "measurement",
+        "why",
     ]
     assert list(document["decisions"][0]["cell"]) == ["target", "workload", "sampling", "concurrency", "accelerator"]
     assert document["decisions"][1]["draft"] is None
@@ -102,6 +103,13 @@ def test_every_draft_comes_back_as_it_was_written(tmp_path_factory, drafts) -> N
 def test_a_policy_without_decisions_is_a_policy(tmp_path) -> None:
     write(tmp_path / "policy.json", [])
     assert read_policy(tmp_path / "policy.json").decisions == ()
+
+
+def test_a_policy_from_before_speedups_were_explained_is_read(tmp_path) -> None:
+    document = write(tmp_path / "policy.json", [ON])
+    del document["decisions"][0]["why"]
+    (tmp_path / "policy.json").write_text(json.dumps(document))
+    assert read_policy(tmp_path / "policy.json").decisions == (ON,)
 
 
 def test_a_number_that_is_not_finite_is_null(tmp_path) -> None:

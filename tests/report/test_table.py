@@ -13,6 +13,7 @@ from pipeline.records.cell import CellKey
 from pipeline.records.decision import Decision
 from pipeline.records.target import DraftModel, Ngram
 from pipeline.report.console import decision_table, markdown_table
+from pipeline.report.table import markdown_explanations
 
 CELL = CellKey(target="smollm2", workload="code_edit", sampling="greedy", concurrency=1, accelerator="cpu")
 ON = Decision(
@@ -72,6 +73,19 @@ def test_at_80_columns_a_row_is_one_line_and_its_reason_follows_indented() -> No
     assert re.search(r"on +ngram +4 +1\.42× \(1\.31–1\.53\) +0\.61 +2\.10", lines[row])
     reason = " ".join(line.strip() for line in lines if line.startswith("  "))
     assert reason == ON.reason
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_why_the_speedup_is_not_the_ideal_one_follows_the_reason(width) -> None:
+    text = "".join(shown([replace(ON, why="at α 0.80 the ideal is 2.80×"), FAILED], width).split())
+    assert 0 < text.index("1.48plainsteps") < text.index("atα0.80theidealis2.80×") < text.index("outofmemory")
+
+
+def test_explanations_stand_below_the_markdown_table_for_the_cells_that_have_one() -> None:
+    lines = markdown_explanations([replace(ON, why="ideal | 2.80×"), FAILED]).splitlines()
+    assert lines[-1] == "- smollm2 · code_edit · greedy · C1: ideal \\| 2.80×"
+    assert sum(line.startswith("- ") for line in lines) == 1
+    assert markdown_explanations([ON]) == ""
 
 
 def test_on_a_wide_terminal_the_reason_stands_in_the_row() -> None:

@@ -97,11 +97,12 @@ def test_counts_of_the_forecast_are_the_measurement_s() -> None:
         assert f.tau_spec_ms == pytest.approx(m.metrics.tau_spec_ms)
 
 
-def test_what_a_draft_has_nothing_to_say_to_is_foretold_too() -> None:
-    task, machine = task_of(CANDIDATES), replace(QUIET, miss=0.3)
-    result = measure_round(opened(task, machine), replace(task, kind="search"), prepared(), lambda line: None)
-    found = {f.candidate: f.emitted_per_verification for f in forecast(task, machine).forecasts}
-    assert found == pytest.approx({m.candidate: m.metrics.emitted_per_verification for m in result.measurements})
+def test_a_draft_that_often_has_nothing_to_say_is_probed_for_that_too() -> None:
+    task, machine = task_of(CANDIDATES), replace(QUIET, miss=0.4, eos_rate=0.0)
+    real = measured(task, machine)
+    for f in forecast(task, machine).forecasts:
+        assert f.method == "probe"
+        assert f.speedup == pytest.approx(real[f.candidate], rel=3 * f.error)
 
 
 def test_drawn_proposals_are_foretold_on_average() -> None:

@@ -16,7 +16,7 @@ from pipeline.records.cell import CellKey
 from pipeline.records.failure import Failure
 from pipeline.records.measurement import Baseline, Measurement
 from pipeline.records.target import Candidate, Draft
-from pipeline.tracking.codec import UnreadableError, decode, decode_failure, encode
+from pipeline.tracking.codec import SCHEMA_VERSION, UnreadableError, decode, decode_failure, encode
 
 text = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=20)
 floats = st.floats(allow_nan=False)
@@ -26,7 +26,7 @@ st.register_type_strategy(int, st.integers(-(2**63), 2**63 - 1))
 drafts = st.one_of(*map(st.builds, get_args(Draft)))
 cells = st.builds(CellKey)
 candidates = st.builds(Candidate, draft=st.none() | drafts)
-versions = st.just(1)
+versions = st.just(SCHEMA_VERSION)
 
 
 @given(st.builds(Measurement, candidate=candidates, schema_version=versions))
@@ -60,9 +60,23 @@ def test_what_is_no_record_is_unreadable_and_nothing_else(content: bytes) -> Non
         decode(content)
 
 
+def test_a_new_record_carries_the_schema_that_is_read(make_measurement, make_baseline) -> None:
+    assert {make_measurement().schema_version, make_baseline().schema_version} == {SCHEMA_VERSION}
+
+
 def test_a_record_of_another_schema_is_not_read(make_measurement) -> None:
-    with pytest.raises(UnreadableError, match="schema_version 2"):
-        decode(encode(dataclasses.replace(make_measurement(), schema_version=2)))
+    with pytest.raises(UnreadableError, match="schema_version 3, this program reads 2"):
+        decode(encode(dataclasses.replace(make_measurement(), schema_version=3)))
+
+
+def test_a_record_of_another_schema_is_called_that_and_not_by_the_fields_it_lacks(make_measurement) -> None:
+    old = json.loads(encode(dataclasses.replace(make_measurement(), schema_version=1)))
+    del old["by_context"], old["metrics"]["factor_overhead"]
+    with pytest.raises(UnreadableError, match=r"^schema_version 1, this program reads 2$"):
+        decode(json.dumps(old).encode())
+    old["schema_version"] = SCHEMA_VERSION
+    with pytest.raises(UnreadableError, match="factor_overhead"):
+        decode(json.dumps(old).encode())
 
 
 def test_a_record_from_before_stop_strings_is_read(make_baseline) -> None:

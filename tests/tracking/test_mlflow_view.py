@@ -137,6 +137,8 @@ def test_numbers_to_sort_by_and_acceptance_by_position_are_metrics(start, output
     assert trial.data.metrics["acceptance_first"] == 0.6
     assert history(output_dir, trial.info.run_id, "acceptance_by_position") == [(1, 0.6), (2, 0.35), (3, 0.2), (4, 0.1)]
     assert history(output_dir, trial.info.run_id, "acceptance_conditional") == [(1, 0.6), (3, 0.5), (4, 0.4)]
+    assert history(output_dir, trial.info.run_id, "acceptance_by_output_position") == [(0, 0.6), (8, 0.5)]
+    assert history(output_dir, trial.info.run_id, "acceptance_by_context") == [(128, 0.55)]
 
 
 def test_numbers_that_are_not_finite_become_tags(start, output_dir, make_measurement, lines) -> None:
@@ -316,16 +318,21 @@ def test_a_fresh_start_parts_from_the_old_runs_and_keeps_them(start, output_dir,
 
 
 def test_a_decision_completes_its_cell(start, output_dir, make_measurement) -> None:
+    decision = replace(confirmed(make_measurement), why="at α 0.80 and c 0.05 the ideal is 2.80×; measured 1.40×")
     view = start()
-    view.decision(confirmed(make_measurement))
+    view.decision(decision)
     view.record(make_measurement("m1"), CELL)
-    view.finish("FINISHED", [confirmed(make_measurement)], [])
+    view.finish("FINISHED", [decision], [])
     (cell,) = runs(output_dir, "tags.kind = 'cell' and tags.status = 'on' and metrics.speedup_low > 1.3")
     assert cell.data.tags["draft"] == "ngram"
     assert cell.data.tags["reason"].startswith("measured 1.40×")
+    assert cell.data.tags["why"] == "at α 0.80 and c 0.05 the ideal is 2.80×; measured 1.40×"
     assert cell.data.params["target_source"] == "org/smollm2"
     (sweep,) = runs(output_dir, "tags.kind = 'sweep'")
     assert sweep.data.metrics["cells_on"] == 1
+    client = MlflowClient(tracking_uri=f"sqlite:///{output_dir}/mlflow.db")
+    path = client.download_artifacts(sweep.info.run_id, "decisions.md", str(output_dir))
+    assert f"C1: {decision.why}\n" in Path(path).read_text()
 
 
 def test_a_changed_decision_replaces_the_old_one(start, output_dir, make_measurement) -> None:

@@ -48,6 +48,9 @@ def test_a_measurement_is_a_row_with_every_parameter_and_metric(tmp_path, make_m
     assert table.loc["m1", "near_ties"] == 2
     assert list(table.loc["m1", "marginal"]) == [0.6, 0.35, 0.2, 0.1]
     assert pq.read_table(tmp_path / "measurements.parquet")["conditional"].to_pylist()[2] == [None, 0.5]
+    bins = pq.read_table(tmp_path / "measurements.parquet")["by_output_position"].to_pylist()[0]
+    assert [(b["low"], b["high"], b["tested"], b["accepted"]) for b in bins] == [(0, 7, 100, 60), (8, 15, 100, 50)]
+    assert table.loc["m2", "by_context"][0]["emitted"] == 210
     assert table.loc["m2", "target"] == "smollm2"
     assert table.loc["m2", "provenance_threads"] == 2
 

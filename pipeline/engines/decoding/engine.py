@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import transformers
 
-from pipeline.engines.contract import DraftFacts, EngineFacts, Limits, Request, Schedule, Tokenizer
+from pipeline.engines.contract import DraftFacts, EngineFacts, Foretold, Limits, Passage, Request, Schedule, Tokenizer
 from pipeline.engines.decoding.cuda_graphs import capture_for
 from pipeline.engines.decoding.detokenize import detokenizer
 from pipeline.engines.decoding.forward import CachedModel
@@ -20,7 +20,7 @@ from pipeline.engines.decoding.hardware import accelerator_name, driver_version
 from pipeline.engines.decoding.heads.loading import LoadedHead, load_head
 from pipeline.engines.decoding.heads.medusa import MedusaHeads
 from pipeline.engines.decoding.loading import LoadedModel, check_device, load_draft_model, load_target
-from pipeline.engines.decoding.loop import DecodingLoop
+from pipeline.engines.decoding.loop import DecodingLoop, Gammas
 from pipeline.engines.decoding.penalties import penalized, written
 from pipeline.engines.decoding.prefilled import PrefillMemory
 from pipeline.engines.decoding.proposers.contract import Proposer
@@ -30,11 +30,14 @@ from pipeline.engines.decoding.proposers.early_exit import EarlyExitProposer
 from pipeline.engines.decoding.proposers.medusa import MedusaProposer
 from pipeline.engines.decoding.proposers.ngram import NgramProposer
 from pipeline.engines.decoding.recordings import Capture, Pauses, Recordings
+from pipeline.engines.decoding.requests import check_requests
+from pipeline.engines.decoding.scoring import Reader, score
 from pipeline.engines.decoding.slots import Slots, seed_bits
 from pipeline.engines.decoding.supported import max_context, supports_early_exit
 from pipeline.engines.decoding.transform import near_tie
 from pipeline.engines.decoding.uniform import PLAIN, uniforms
-from pipeline.engines.stop_strings import REPLACEMENT, Detokenizer
+from pipeline.engines.decoding.widths import FillerProposer, InTurn
+from pipeline.engines.stop_strings import Detokenizer
 from pipeline.records.cell import Sampling
 from pipeline.records.failure import InputError
 from pipeline.records.settings import EngineSettings
@@ -112,20 +115,70 @@ class DecodingEngine:
 
     def run(self, arrivals: Sequence[Request], sampling: Sampling, draft: Draft | None, schedule: Schedule) -> Trace:
         """See ``contract.Engine``. K/V is allocated to fit these requests, or that of an earlier run is used again."""
-        loaded = self._opened()
-        self._check_requests(arrivals)
         if draft is None and schedule.max_gamma:
             raise ValueError("a schedule that speculates needs a draft")
-        if schedule.max_gamma > self._limits.max_gamma:
-            raise ValueError(
-                f"schedule reaches gamma {schedule.max_gamma}, limits.max_gamma is {self._limits.max_gamma}"
-            )
-        slots = self._limits.concurrency
-        columns = max((len(r.tokens) + r.max_new_tokens for r in arrivals), default=0) + self._limits.max_gamma + 1
+        return self._decode(arrivals, sampling, draft, schedule, schedule.max_gamma, None)
+
+    def replays(self, draft: Draft) -> Foretold:
+        """See ``contract.Engine``."""
+        if isinstance(draft, Ngram):
+            return "text"
+        return "probe" if isinstance(draft, Head) else "score"
+
+    def score(self, passages: Sequence[Passage], sampling: Sampling, draft: Draft) -> tuple[tuple[float, ...], ...]:
+        """See ``contract.Engine``. Passages are read one by one; what the target remembers is not read anew."""
+        model, target = self._opened_draft(draft), self._opened().model
+        if isinstance(draft, Ngram | Head):
+            raise ValueError(f"drafts.{draft.name}: what {draft.method} proposes cannot be scored over a text")
+        requests = [passage.request for passage in passages]
+        self._check(requests)
+        long = [p.request.request_id for p in passages if len(p.output) > p.request.max_new_tokens]
+        if long:
+            raise ValueError(f"passages of more output than was asked for: {long[:3]}")
+        slots, columns = self._limits.concurrency, self._columns(requests)
+        target.reserve(slots, columns)
+        reader = Reader(target, memory=self._memory)
+        if model is not None:
+            model.reserve(slots, columns)
+            drafting = Reader(model)
+        else:
+            assert isinstance(draft, EarlyExit)
+            drafting = Reader(target, draft.layers, self._memory)
+        whole = reader if _drawn(draft, sampling) else None
+        with torch.inference_mode():
+            if model is None and not target.cache.written and requests:
+                # A cache is either unwritten or holds every layer, which its first layers alone would not.
+                target.prefill(0, np.array(requests[0].tokens[:1], dtype=np.int64))
+            return tuple(score(passage, sampling, drafting, whole, target.vocabulary) for passage in passages)
+
+    def time_widths(
+        self, arrivals: Sequence[Request], sampling: Sampling, draft: Draft | None, gammas: Sequence[int]
+    ) -> Trace:
+        """See ``contract.Engine``. τ_d is the draft's own, next to nothing without one."""
+        if not gammas or min(gammas) < 0:
+            raise ValueError(f"gammas to time: {list(gammas)}, needed are some, of 0 and more")
+        filler = FillerProposer(self._device) if draft is None else None
+        return self._decode(arrivals, sampling, draft, InTurn(gammas), max(gammas), filler)
+
+    def _decode(
+        self,
+        arrivals: Sequence[Request],
+        sampling: Sampling,
+        draft: Draft | None,
+        gammas: Gammas,
+        most: int,
+        proposer: Proposer | None,
+    ) -> Trace:
+        """One run with γ up to ``most``; ``proposer`` is used where there is no draft."""
+        loaded = self._opened()
+        self._check(arrivals)
+        if most > self._limits.max_gamma:
+            raise ValueError(f"schedule reaches gamma {most}, limits.max_gamma is {self._limits.max_gamma}")
+        slots, columns = self._limits.concurrency, self._columns(arrivals)
         loaded.model.reserve(slots, columns)
         if draft is not None:
-            self._check_gamma(draft, schedule.max_gamma)
-        proposer = None if draft is None else self._proposer(draft, sampling, slots, columns)
+            self._check_gamma(draft, most)
+            proposer = self._proposer(draft, sampling, slots, columns)
         state = Slots(
             slots,
             columns,
@@ -136,7 +189,7 @@ class DecodingEngine:
         )
         # Heads need the target's states of a prompt, which are not remembered: then every arm reads it anew.
         memory = None if self._heads else self._memory
-        trace = DecodingLoop(loaded.model, state, proposer, sampling, schedule, arrivals, memory, self._pauses).run()
+        trace = DecodingLoop(loaded.model, state, proposer, sampling, gammas, arrivals, memory, self._pauses).run()
         if draft is not None and proposer is not None:
             self._kv_bytes[draft] = proposer.kv_bytes
         return trace
@@ -240,12 +293,16 @@ class DecodingEngine:
                 )
         return None
 
+    def _columns(self, requests: Sequence[Request]) -> int:
+        """What a slot must hold of any of ``requests``, with proposals beyond its end."""
+        return max((len(r.tokens) + r.max_new_tokens for r in requests), default=0) + self._limits.max_gamma + 1
+
     def _proposer(self, draft: Draft, sampling: Sampling, slots: int, columns: int) -> Proposer:
         target = self._opened().model
         model = self._opened_draft(draft)
         if isinstance(draft, Ngram):
             return NgramProposer(draft, self._device)
-        drawn = sampling if draft.draft_sampling == "probabilistic" and not sampling.greedy else None
+        drawn = sampling if _drawn(draft, sampling) else None
         if isinstance(draft, EarlyExit):
             return EarlyExitProposer(target, draft.layers, drawn)
         if isinstance(draft, Head):
@@ -267,37 +324,16 @@ class DecodingEngine:
         own = max_context(self._opened().model.config)
         return own if self._limits.context_tokens is None else min(own, self._limits.context_tokens)
 
-    def _check_requests(self, requests: Sequence[Request]) -> None:
-        longest = self._max_context()
-        for request in requests:
-            what = f"request {request.request_id}"
-            if not request.tokens:
-                raise InputError(f"{what}: its prompt is empty")
-            if request.max_new_tokens < 1:
-                raise InputError(f"{what}: max_new_tokens is {request.max_new_tokens}, allowed are 1 and more")
-            if len(request.tokens) + request.max_new_tokens > longest:
-                raise InputError(
-                    f"{what}: {len(request.tokens)} prompt and {request.max_new_tokens} output tokens "
-                    f"do not fit in {longest} tokens of context"
-                )
-            self._check_stops(request, what)
-
-    def _check_stops(self, request: Request, what: str) -> None:
-        """No stop is ever left out in silence."""
+    def _check(self, requests: Sequence[Request]) -> None:
         loaded = self._opened()
-        for token in request.stop_token_ids:
-            if not 0 <= token < loaded.model.vocabulary:
-                raise InputError(f"{what}: stop token id {token}, allowed are 0 to {loaded.model.vocabulary - 1}")
-        for stop in request.stop:
-            if not stop or REPLACEMENT in stop:
-                raise InputError(
-                    f"{what}: stop string {stop!r} is empty or holds U+FFFD, which half a character reads as"
-                )
-            if stop in loaded.detokenizer.special:
-                raise InputError(
-                    f"{what}: stop string {stop!r} is a special token of {loaded.spec.name}, which has no text; "
-                    f"give its id {loaded.detokenizer.special[stop]} as a stop token id"
-                )
+        check_requests(
+            requests, loaded.spec.name, self._max_context(), loaded.model.vocabulary, lambda: loaded.detokenizer
+        )
+
+
+def _drawn(draft: DraftModel | EarlyExit | Head, sampling: Sampling) -> bool:
+    """Whether proposals are drawn from the draft's distribution, or its likeliest tokens."""
+    return draft.draft_sampling == "probabilistic" and not sampling.greedy
 
 
 def _head_key(draft: Head) -> tuple[str, str, str | None]:

@@ -144,6 +144,10 @@ class CachedModel:
         ).logits
         return logits[:, -keep:] if logits.shape[1] > keep > 0 else logits
 
+    def forward_once(self, tokens: Tensor, first: Ints) -> Tensor:
+        """As ``forward`` from slot 0, never recorded: for shapes that do not come again."""
+        return self._forward(tokens, first, row=0, keep=0)
+
     def prefill(self, row: int, tokens: Ints, start: int = 0) -> Tensor:
         """Run ``tokens`` [P] of one slot from position ``start``; the logits ``[V]`` after the last of them."""
         for begin in range(0, len(tokens), PREFILL_CHUNK):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.engines.contract import Request, Schedule
+from pipeline.engines.contract import Request
 from pipeline.engines.decoding.clock import Clock
 from pipeline.engines.decoding.forward import CachedModel
 from pipeline.engines.decoding.hidden import HiddenTap
@@ -27,6 +28,13 @@ from pipeline.records.cell import Sampling
 from pipeline.records.trace import Trace
 
 
+class Gammas(Protocol):
+    """A ``Schedule``, or whatever else says γ; asked once for each iteration."""
+
+    def gamma(self, active: int) -> int:
+        """γ for the next iteration, which has ``active`` rows."""
+
+
 class DecodingLoop:
     """One run over ``slots``. ``proposer`` None decodes plainly: the same loop with nothing on top."""
 
@@ -36,7 +44,7 @@ class DecodingLoop:
         slots: Slots,
         proposer: Proposer | None,
         sampling: Sampling,
-        schedule: Schedule,
+        schedule: Gammas,
         requests: Sequence[Request],
         memory: PrefillMemory | None = None,
         pauses: Pauses | None = None,

@@ -16,12 +16,22 @@ SHARED_CATCH_UP = 2
 """Rows at most this many tokens behind catch up in one batch with the first draft step: after a full accept it is 2."""
 
 
+def fitted(logits: Tensor, vocabulary: int) -> Tensor:
+    """A draft's ``logits`` [.., V'] as [.., V] over the target's ``vocabulary`` tokens.
+
+    Embedding tables may be padded to different sizes: what is too much is cut, what is missing −inf.
+    """
+    logits = logits[..., :vocabulary]
+    missing = vocabulary - logits.shape[-1]
+    return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits
+
+
 class DraftModelProposer:
     """Keeps the draft's own K/V beside the target's.
 
     ``valid`` [C] is how many of a row's tokens the draft has right K/V of. A full accept leaves it one short of the
-    rest, plain steps further behind; ``propose`` catches up first. ``vocabulary`` is the target's: logits of a draft
-    padded to another size are cut, or filled with −inf, to it.
+    rest, plain steps further behind; ``propose`` catches up first. ``vocabulary`` is the target's, which its logits
+    are ``fitted`` to.
     """
 
     needs_hidden: tuple[int, ...] = ()
@@ -63,6 +73,4 @@ class DraftModelProposer:
         self.valid[target] = self.valid[source]
 
     def _step(self, tokens: Tensor, first: Ints) -> Tensor:
-        logits = self._draft.forward(tokens, first, keep=1)[:, -1, : self._vocabulary]
-        missing = self._vocabulary - logits.shape[-1]
-        return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits
+        return fitted(self._draft.forward(tokens, first, keep=1)[:, -1], self._vocabulary)

@@ -7,10 +7,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.engines.devices import DEVICES
 from pipeline.records.cell import Sampling, Workload
 from pipeline.records.failure import InputError
 from pipeline.records.head_training import CollectSettings, FitSettings, HeadSettings, HeadTraining
-from pipeline.records.settings import Budget, ClusterSettings, PolicySettings, Protocol, SearchSettings
+from pipeline.records.settings import (
+    AssumedAcceptance,
+    Budget,
+    ClusterSettings,
+    PlanSettings,
+    PolicySettings,
+    Protocol,
+    SearchSettings,
+)
+from pipeline.records.shape import ModelShape
 from pipeline.records.target import DraftModel, Eagle3, EarlyExit, Medusa, Ngram, Target
 
 
@@ -30,6 +40,7 @@ _SEED = Bound(lambda value: 0 <= value < 2**32, "from 0 to 4294967295")
 _POSITIVE = Bound(lambda value: bool(value > 0), "greater than 0")
 _SHARE = Bound(lambda value: 0 < value < 1, "greater than 0 and less than 1")
 _PENALTY = Bound(lambda value: -2 <= value <= 2, "from -2 to 2 (0 is none)")
+_CHANCE = Bound(lambda value: 0 <= value <= 1, "from 0 to 1")
 _NOT_EMPTY = Bound(lambda value: bool(value.strip()), "not empty")
 
 _BOUNDS: Mapping[type, Mapping[str, Bound]] = {
@@ -88,11 +99,31 @@ _BOUNDS: Mapping[type, Mapping[str, Bound]] = {
     },
     Budget: {"cell_s": _POSITIVE, "worker_hours": _POSITIVE},
     PolicySettings: {"margin": _at_least(0)},
+    AssumedAcceptance: dict.fromkeys(("ngram", "draft_model", "early_exit", "medusa", "eagle3"), _CHANCE),
+    PlanSettings: {
+        "device": Bound(lambda value: value in DEVICES, f"null or one of {', '.join(DEVICES)}"),
+        "characters_per_token": _POSITIVE,
+        "overhead": _at_least(0),
+        "start_s": _at_least(0),
+        "load_gb_s": _POSITIVE,
+        "allowance": _at_least(1),
+    },
+    ModelShape: {
+        "num_hidden_layers": _at_least(1),
+        "hidden_size": _at_least(1),
+        "intermediate_size": _at_least(1),
+        "num_attention_heads": _at_least(1),
+        "num_key_value_heads": _at_least(1),
+        "head_dim": _at_least(1),
+        "vocab_size": _at_least(1),
+        "num_experts": _at_least(0),
+        "num_experts_per_tok": _at_least(0),
+    },
     HeadTraining: {"minutes": _POSITIVE, "seed": _SEED},
     CollectSettings: {
         "held_out": _SHARE,
         "watched": _SHARE,
-        "sampled": Bound(lambda value: 0 <= value <= 1, "from 0 to 1"),
+        "sampled": _CHANCE,
         "prompt_tokens": _at_least(4),
         "requests": _at_least(1),
         "slots": _at_least(1),
@@ -126,6 +157,14 @@ def check_bounds(record: object, key: str) -> None:
             raise InputError(f"{key}.{field}: must be {bound.allowed}, not {value!r}")
     if isinstance(record, Ngram) and record.min_n > record.max_n:
         raise InputError(f"{key}.min_n: must be at most max_n ({record.max_n}), not {record.min_n}")
+    if (
+        isinstance(record, ModelShape)
+        and not min(1, record.num_experts) <= record.num_experts_per_tok <= record.num_experts
+    ):
+        allowed = f"from 1 to num_experts ({record.num_experts})" if record.num_experts else "0 without experts"
+        raise InputError(f"{key}.num_experts_per_tok: must be {allowed}, not {record.num_experts_per_tok}")
+    if isinstance(record, PlanSettings):
+        check_bounds(record.acceptance, f"{key}.acceptance")
     if isinstance(record, Workload):
         if record.format != "bundled" and record.path is None:
             raise InputError(f"{key}.path: must be set to a file of prompts (format {record.format})")

@@ -24,6 +24,7 @@ from pipeline.records.settings import (
     ClusterSettings,
     DraftChoice,
     EngineSettings,
+    PlanSettings,
     PolicySettings,
     Protocol,
     SearchSettings,
@@ -31,14 +32,15 @@ from pipeline.records.settings import (
     TargetChoice,
     TrackingSettings,
 )
-from pipeline.records.target import Draft, Ngram, Target
+from pipeline.records.shape import ModelShape
+from pipeline.records.target import Draft, DraftModel, Ngram, Target
 from pipeline.workloads.render import read_template
 
 T = TypeVar("T")
 
 _METHODS: Mapping[str, type[Draft]] = {record.method: record for record in get_args(Draft)}
 _GROUPS = {"targets": "target", "workloads": "workload", "samplings": "sampling"}
-_NOT_MEASURED = ("name", "output_dir", "fresh", "reuse", "cluster", "tracking", "budget", "policy")
+_NOT_MEASURED = ("name", "output_dir", "fresh", "reuse", "cluster", "tracking", "budget", "policy", "plan")
 _WANTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -84,6 +86,7 @@ def load_settings(overrides: Sequence[str], config_name: str = "sweep") -> Sweep
         tracking=_record(TrackingSettings, tree.get("tracking", {}), "tracking"),
         budget=_record(Budget, tree.get("budget", {}), "budget"),
         policy=_record(PolicySettings, tree.get("policy", {}), "policy"),
+        plan=_record(PlanSettings, tree.get("plan", {}), "plan"),
     )
 
 
@@ -144,7 +147,7 @@ def sweep_id(settings: SweepSettings, content: Mapping[str, str] | None = None) 
 
 def resolved_yaml(settings: SweepSettings) -> str:
     """``settings`` as a file that ``load_settings`` reads back, without credentials."""
-    tree = _tree(settings)
+    tree = _tree(settings, shapes=True)
     for section, key, address in (
         ("tracking", "uri", settings.tracking.uri),
         ("cluster", "address", settings.cluster.address),
@@ -165,14 +168,18 @@ def _literal(value: object) -> object:
     return value
 
 
-def _tree(settings: SweepSettings) -> Tree:
-    """``settings`` in the form of a configuration file: what has a name is found under it."""
+def _tree(settings: SweepSettings, *, shapes: bool = False) -> Tree:
+    """``settings`` in the form of a configuration file: what has a name is found under it; ``shapes`` only if asked."""
     tree: Tree = asdict(settings)
     tree["concurrency"] = list(settings.concurrency)
     tree["targets"] = {
         choice.target.name: {
             **_body(choice.target),
-            "drafts": {each.draft.name: {**_body(each.draft), "gammas": list(each.gammas)} for each in choice.drafts},
+            **_shape_of(choice, shapes),
+            "drafts": {
+                each.draft.name: {**_body(each.draft), **_shape_of(each, shapes), "gammas": list(each.gammas)}
+                for each in choice.drafts
+            },
         }
         for choice in settings.targets
     }
@@ -187,6 +194,10 @@ def _tree(settings: SweepSettings) -> Tree:
     }
     tree["samplings"] = {sampling.name: _body(sampling) for sampling in settings.samplings}
     return tree
+
+
+def _shape_of(choice: TargetChoice | DraftChoice, asked: bool) -> dict[str, object]:
+    return {"shape": asdict(choice.shape)} if asked and choice.shape is not None else {}
 
 
 def _body(record: Target | Draft | Workload | Sampling) -> dict[str, object]:
@@ -207,13 +218,14 @@ def _output_dir(tree: Tree) -> str:
 
 def _target(name: str, body: Tree) -> TargetChoice:
     key = f"targets.{name}"
-    drafts = body.pop("drafts", {})
-    target = _record(Target, body, key, name=name, beside=("drafts",))
+    drafts, shape = body.pop("drafts", {}), _shape(body, key)
+    target = _record(Target, body, key, name=name, beside=("drafts", "shape"))
     read_template(target)
     if not isinstance(drafts, dict) or not drafts:
         raise InputError(f"{key}.drafts: must name at least one draft; known methods: {', '.join(_METHODS)}")
     choices = [_draft(draft, value, f"{key}.drafts.{draft}") for draft, value in drafts.items()]
-    return TargetChoice(target=target, drafts=tuple(sorted(choices, key=lambda choice: choice.draft.name)))
+    ordered = tuple(sorted(choices, key=lambda choice: choice.draft.name))
+    return TargetChoice(target=target, drafts=ordered, shape=shape)
 
 
 def _draft(name: str, value: object, key: str) -> DraftChoice:
@@ -227,8 +239,17 @@ def _draft(name: str, value: object, key: str) -> DraftChoice:
         raise InputError(f"{key}.gammas: is missing; a list of numbers of proposed tokens, each at least 1")
     gammas = _value(tuple[int, ...], body.pop("gammas"), f"{key}.gammas")
     check_counts(gammas, f"{key}.gammas")
-    draft = _record(_METHODS[method], body, key, name=name, beside=("gammas",))
-    return DraftChoice(draft=draft, gammas=tuple(sorted(gammas)))
+    shape = _shape(body, key)
+    draft = _record(_METHODS[method], body, key, name=name, beside=("gammas", "shape"))
+    if shape is not None and not isinstance(draft, DraftModel):
+        raise InputError(f"{key}.shape: only a draft_model has a shape of its own; that of {method} follows its target")
+    return DraftChoice(draft=draft, gammas=tuple(sorted(gammas)), shape=shape)
+
+
+def _shape(body: Tree, key: str) -> ModelShape | None:
+    """Taken out of ``body``."""
+    value = body.pop("shape", None)
+    return None if value is None else _record(ModelShape, value, f"{key}.shape")
 
 
 def _workloads(tree: Tree) -> tuple[Workload, ...]:

@@ -536,3 +536,46 @@ class TestResolvedYaml:
         written = yaml.safe_load(resolved_yaml(settings))
         assert written["tracking"]["uri"] == kept
         assert "hunter2" not in resolved_yaml(settings)
+
+
+class TestShapes:
+    def test_every_shipped_target_has_one_and_every_draft_model(self):
+        settings = load_settings(["target=[smollm2,qwen3_8b,llama31_8b,qwen3_30b_a3b]"])
+        for choice in settings.targets:
+            assert choice.shape is not None
+            for item in choice.drafts:
+                assert (item.shape is not None) == (item.draft.method == "draft_model")
+
+    def test_they_are_read_back_but_no_part_of_what_is_measured(self, tmp_path):
+        overrides = ["target=[qwen3_8b]", "name=shapes"]
+        settings = load_settings(overrides)
+        (tmp_path / "config.yaml").write_text(resolved_yaml(settings))
+        assert load_settings([], str(tmp_path / "config.yaml")) == settings
+        changed = load_settings([*overrides, "targets.qwen3_8b.shape.num_hidden_layers=40", "plan.device=l4"])
+        assert changed != settings
+        assert sweep_id(changed) == sweep_id(settings)
+
+    @pytest.mark.parametrize(
+        ("override", "said"),
+        [
+            ("+targets.smollm2.shape.layers=3", r"targets.smollm2.shape.layers: unknown key; known: num_hidden_layers"),
+            ("targets.smollm2.shape.hidden_size=0", r"shape.hidden_size: must be at least 1"),
+            ("targets.smollm2.shape.hidden_size=x", r"shape.hidden_size: must be a whole number"),
+            ("~targets.smollm2.shape.head_dim", r"shape.head_dim: must be set"),
+            ("+targets.smollm2.shape.num_experts_per_tok=2", r"num_experts_per_tok: must be 0 without experts"),
+            ("+targets.smollm2.shape.num_experts=4", r"num_experts_per_tok: must be from 1 to num_experts"),
+            ("+targets.smollm2.drafts.ngram.shape={hidden_size: 3}", r"shape"),
+            ("targets.smollm2.shape=8b", r"targets.smollm2.shape: must be a mapping"),
+        ],
+    )
+    def test_a_shape_that_is_none_is_refused(self, override, said):
+        with pytest.raises(InputError, match=said):
+            load_settings([override])
+
+    @pytest.mark.parametrize(
+        ("override", "said"),
+        [("plan.acceptance.ngram=1.5", "plan.acceptance.ngram"), ("plan.characters_per_token=0", "greater than 0")],
+    )
+    def test_a_plan_assumes_nothing_impossible(self, override, said):
+        with pytest.raises(InputError, match=said):
+            load_settings([override])

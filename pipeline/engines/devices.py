@@ -15,7 +15,7 @@ class Device:
     ``memory_efficiency`` and ``compute_efficiency`` are the shares of both that decoding reaches. A pass over one
     position multiplies a matrix by a vector, over more by a matrix, which may read its weights ``wide_factor`` times
     slower. A forward takes ``launch_ms`` and ``layer_ms`` per layer beside its work: launches, and waiting between
-    kernels.
+    kernels. ``memory_gb`` None is not known.
     """
 
     name: str
@@ -26,6 +26,7 @@ class Device:
     wide_factor: float = 1.0
     launch_ms: float
     layer_ms: float
+    memory_gb: float | None = None
 
     @property
     def bytes_per_ms(self) -> float:
@@ -35,7 +36,7 @@ class Device:
         return self.peak_tflops[dtype] * self.compute_efficiency * 1e9
 
 
-def _gpu(name: str, bandwidth_gb_s: float, half_tflops: float, float32_tflops: float) -> Device:
+def _gpu(name: str, bandwidth_gb_s: float, half_tflops: float, float32_tflops: float, memory_gb: float) -> Device:
     """A GPU with the shares that are assumed for every one of them.
 
     .8 of the bandwidth and .6 of the dense peak lie between what copies and large products reach (.9, .7) and what
@@ -51,6 +52,7 @@ def _gpu(name: str, bandwidth_gb_s: float, half_tflops: float, float32_tflops: f
         compute_efficiency=0.6,
         launch_ms=0.1,
         layer_ms=0.01,
+        memory_gb=memory_gb,
     )
 
 
@@ -59,14 +61,14 @@ def _gpu(name: str, bandwidth_gb_s: float, half_tflops: float, float32_tflops: f
 DEVICES: Mapping[str, Device] = {
     device.name: device
     for device in (
-        # NVIDIA H100 Tensor Core GPU datasheet, column H100 SXM: 3.35 TB/s; BF16 1,979 (sparse); FP32 67.
-        _gpu("h100", 3350, 989.5, 67),
-        # NVIDIA H200 Tensor Core GPU datasheet, column H200 SXM: 4.8 TB/s; BF16 1,979 (sparse); FP32 67.
-        _gpu("h200", 4800, 989.5, 67),
+        # NVIDIA H100 Tensor Core GPU datasheet, column H100 SXM: 80 GB; 3.35 TB/s; BF16 1,979 (sparse); FP32 67.
+        _gpu("h100", 3350, 989.5, 67, 80),
+        # NVIDIA H200 Tensor Core GPU datasheet, column H200 SXM: 141 GB; 4.8 TB/s; BF16 1,979 (sparse); FP32 67.
+        _gpu("h200", 4800, 989.5, 67, 141),
         # NVIDIA A100 Tensor Core GPU datasheet, column A100 80GB SXM: 2,039 GB/s; BF16 312 | 624 (sparse); FP32 19.5.
-        _gpu("a100", 2039, 312, 19.5),
-        # NVIDIA L4 Tensor Core GPU datasheet: 300 GB/s; BF16 242 (sparse); FP32 30.3.
-        _gpu("l4", 300, 121, 30.3),
+        _gpu("a100", 2039, 312, 19.5, 80),
+        # NVIDIA L4 Tensor Core GPU datasheet: 24 GB; 300 GB/s; BF16 242 (sparse); FP32 30.3.
+        _gpu("l4", 300, 121, 30.3, 24),
         # Two cores of an AMD EPYC with AVX-512, measured by this project, not taken from a datasheet, so that nothing
         # is left to an efficiency: a plain step of SmolLM2-135M in fp32 (538 MB) takes about 21 ms, of which 15.5 go
         # into weights; a forward over 5 positions 30.3 ms and over 9 positions 31.7 ms (README, forward_q5 and q9).

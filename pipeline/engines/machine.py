@@ -37,8 +37,9 @@ class Machine:
     Acceptance. The draft stands at place t of an output with probability α_t = ``alpha`` ± up to ``alpha_spread`` by
     prompt + ``alpha_trend`` · t/100. Proposal i of a block is accepted with α_t · ``alpha_decay``^i: at a decay of 1
     what is accepted follows from the places alone, and playing speculation over plain text foretells it; below 1 that
-    forecast promises too much, as it does for real heads, whose guesses worsen down the block. A block proposes
-    nothing with probability ``miss``. A text ends with probability ``eos_rate`` at each token.
+    forecast promises too much, as it does for real heads, whose guesses worsen down the block. As in prompt lookup, the
+    draft has nothing to say to a place with probability ``miss``, and where it has, to ``match_tokens`` places in a
+    row: proposals reach as far as the next miss. A text ends with probability ``eos_rate`` at each token.
 
     Noise. ``noise`` is the lognormal σ of each iteration, ``block_noise`` that of a factor of a whole run,
     ``shared_noise`` that of one shared by ``shared_runs`` runs in a row. The log of the machine's time changes by
@@ -62,6 +63,7 @@ class Machine:
     alpha_spread: float = 0.1
     alpha_trend: float = 0.0
     miss: float = 0.0
+    match_tokens: int = 5
     noise: float = 0.02
     block_noise: float = 0.0
     shared_noise: float = 0.0

@@ -58,9 +58,8 @@ class SimulatedEngine:
     """Implements ``contract.Engine`` without a model; the same calls in the same order give the same traces.
 
     Its text is made up, so that of a sampling only greedy or not matters: filters and penalties change nothing. Nor
-    does looking it up tell what an n-gram would propose: what a draft accepts is foretold by ``score``, which agrees
-    with what ``run`` does place by place (``Machine`` says where it does not). Heads are probed, and so is a draft that
-    misses: whether a block proposes at all follows from where it begins.
+    does looking it up tell what an n-gram would propose: what every draft but a head accepts is foretold by
+    ``score``, which agrees with what ``run`` does place by place (``Machine`` says where it does not).
     """
 
     def __init__(self, machine: Machine | None = None) -> None:
@@ -110,20 +109,18 @@ class SimulatedEngine:
         return self._run(arrivals, sampling, draft, schedule.max_gamma, lambda _, active: schedule.gamma(active))
 
     def replays(self, draft: Draft) -> Foretold:
-        return "probe" if isinstance(draft, Head) or self._machine.of("miss", draft) else "score"
+        return "probe" if isinstance(draft, Head) else "score"
 
     def score(self, passages: Sequence[Passage], sampling: Sampling, draft: Draft) -> tuple[tuple[float, ...], ...]:
-        """α_t where proposals are drawn, else whether place t's luck is under it."""
+        """α_t where proposals are drawn, else whether place t's luck is under it; 0 where the draft misses."""
         if self.replays(draft) != "score":
-            raise ValueError(
-                f"draft {draft.name}: what a head, or a draft that misses, proposes follows from its block"
-            )
+            raise ValueError(f"draft {draft.name}: what a head proposes depends on where the block began")
         self._ready(draft.name)
         scores = []
         for passage in passages:
             row = Row(self._machine, passage.request, sampling, draft, DETOKENIZER)
             stands = row.alpha if is_drawn(draft, sampling) else (row.luck < row.alpha).astype(float)
-            scores.append(tuple(stands[: len(passage.output)].tolist()))
+            scores.append(tuple((stands * (row.reach > 0))[: len(passage.output)].tolist()))
         return tuple(scores)
 
     def time_widths(

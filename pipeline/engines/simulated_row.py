@@ -55,7 +55,8 @@ class Row:
         self.alpha = np.zeros(size)
         if draft:
             self.alpha = chances(machine.of("alpha", draft) + spread, machine.alpha_trend, size)
-        self.missed = missed < (machine.of("miss", draft) if draft else 0.0 if arbitrary else 1.0)
+        miss = machine.of("miss", draft) if draft else 0.0 if arbitrary else 1.0
+        self.reach = reaches(missed < miss, machine.match_tokens)
         self.decay = machine.alpha_decay
         self.request = request
         self.watch = StopWatch(request.stop, detokenizer) if request.stop else None
@@ -81,7 +82,7 @@ class Row:
         """One block: proposals up to the first rejection or accepted stop, and a token of the target's after them."""
         start = len(self.output)
         room = self.request.max_new_tokens - start - 1
-        proposed = 0 if self.missed[start] else min(gamma, room)
+        proposed = min(gamma, room, int(self.reach[start]))
         tested = accepted = 0
         going = True
         while going and tested < proposed:
@@ -121,6 +122,23 @@ class Row:
             text=text,
             stop_string=stop_string,
         )
+
+
+def reaches(missed: npt.NDArray[np.bool_], match_tokens: int) -> npt.NDArray[np.int64]:
+    """How many places the draft has something to say to from each place on, as far as the next miss: int64 [size].
+
+    Beyond the first place, prefill's, a place is missed where ``missed`` says so, and a match goes on for
+    ``match_tokens`` places before the next one is asked. Whatever lies behind the text is matched.
+    """
+    size = len(missed)
+    misses, place = [], 1
+    while place < size:
+        if missed[place]:
+            misses.append(place)
+        place += 1 if missed[place] else match_tokens
+    ends = np.array([*misses, 2 * size], dtype=np.int64)
+    places = np.arange(size)
+    return np.asarray(ends[np.searchsorted(ends, places)] - places)
 
 
 def chances(alpha: float, trend: float, size: int) -> npt.NDArray[np.float64]:

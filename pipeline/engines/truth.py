@@ -60,12 +60,19 @@ def truth(
     tau0 = _tau_ms(machine, candidate, 1, rows, prompt_tokens + float(plain.mean()))
     if draft is None or gamma == 0:
         return Truth(emitted_per_verification=1.0, tau0_ms=tau0, tau_spec_ms=tau0)
-    miss, kept = machine.of("miss", draft), (machine.alpha_spread, machine.alpha_trend, machine.alpha_decay)
-    begins = _block_starts(machine.of("alpha", draft), miss, gamma, output_tokens, kept)
+    begins, proposed = _blocks(
+        _Acceptance(
+            machine.of("alpha", draft),
+            machine.alpha_spread,
+            machine.alpha_trend,
+            machine.alpha_decay,
+            machine.of("miss", draft),
+            machine.match_tokens,
+        ),
+        gamma,
+        output_tokens,
+    )
     context = prompt_tokens + float(begins @ plain) / float(begins.sum())
-    proposed = np.zeros(gamma + 1)
-    np.add.at(proposed, np.minimum(gamma, output_tokens - 1 - plain), begins * (1 - miss))
-    proposed[0] += float(begins.sum()) * miss
     widest = np.cumsum(proposed / proposed.sum()) ** rows  # P(no row of the iteration proposes more than i)
     share = np.diff(widest, prepend=0.0)
     tau = sum(
@@ -74,28 +81,61 @@ def truth(
     return Truth(emitted_per_verification=(output_tokens - 1) / float(begins.sum()), tau0_ms=tau0, tau_spec_ms=tau)
 
 
-@lru_cache(maxsize=4096)
-def _block_starts(alpha: float, miss: float, gamma: int, output_tokens: int, kept: tuple[float, float, float]) -> Array:
-    """Expected blocks that begin at places 1 … N − 1 of an output of N tokens, mean over prompts: [N − 1].
+@dataclass(frozen=True)
+class _Acceptance:
+    """What decides where blocks begin, and how long they are."""
 
-    Place 0 is prefill's token. A block that begins at s and has a proposals accepted is followed by one at s + a + 1;
-    no place is tested twice, so that the chances multiply.
+    alpha: float
+    spread: float
+    trend: float
+    decay: float
+    miss: float
+    match_tokens: int
+
+
+@lru_cache(maxsize=4096)
+def _blocks(how: _Acceptance, gamma: int, output_tokens: int) -> tuple[Array, Array]:
+    """Expected blocks that begin at places 1 … N − 1 of an output of N tokens, and of each length 0 … γ of proposals.
+
+    Means over prompts: [N − 1], [γ + 1]. Place 0 is prefill's token. A block that begins at s and has a proposals
+    accepted is followed by one at s + a + 1; no place is tested twice, so that the chances multiply. ``begins[s, r]``
+    begin where a match goes on for r more places, at r = 0 where the next is asked whether it misses.
     """
-    spread, trend, decay = kept
-    offsets = spread * (2 * (np.arange(_PROMPTS) + 0.5) / _PROMPTS - 1)
-    stands = np.stack([chances(alpha + offset, trend, output_tokens) for offset in offsets])  # [prompts, N]
-    begins = np.zeros((_PROMPTS, output_tokens + gamma + 2))
-    begins[:, 1] = 1.0
+    miss, match = how.miss, how.match_tokens if how.miss else 1
+    offsets = how.spread * (2 * (np.arange(_PROMPTS) + 0.5) / _PROMPTS - 1)
+    stands = np.stack([chances(how.alpha + offset, how.trend, output_tokens) for offset in offsets], axis=1)
+    begins = np.zeros((output_tokens + gamma + 2, match, _PROMPTS))
+    proposed = np.zeros(gamma + 1)
+    begins[1, 0] = 1.0
     for start in range(1, output_tokens):
-        here = begins[:, start]
-        begins[:, start + 1] += here * miss
-        run = here * (1 - miss)  # proposes, and all so far were accepted
-        for step in range(min(gamma, output_tokens - 1 - start)):
-            chance = stands[:, start + step] * decay**step
-            begins[:, start + step + 1] += run * (1 - chance)
-            run = run * chance
-        begins[:, start + min(gamma, output_tokens - 1 - start) + 1] += run
-    return np.asarray(begins[:, 1:output_tokens].mean(axis=0))
+        most = min(gamma, output_tokens - 1 - start)
+        for left in range(match):
+            run = begins[start, left]
+            asked = match
+            if left == 0:
+                begins[start + 1, 0] += run * miss
+                proposed[0] += run.mean() * miss
+                run = run * (1 - miss)
+            else:
+                asked = left
+            open_ended = run.mean()  # of the blocks that still propose
+            for step in range(most):
+                if asked == 0:
+                    proposed[step] += open_ended * miss
+                    open_ended *= 1 - miss
+                    begins[start + step + 1, 0] += run * miss
+                    run, asked = run * (1 - miss), match
+                asked -= 1
+                chance = stands[start + step] * how.decay**step
+                begins[start + step + 1, asked] += run * (1 - chance)
+                run = run * chance
+            proposed[most] += open_ended
+            if asked == 0:  # the target's own token after them stands at a place that is asked
+                begins[start + most + 1, 0] += run * miss
+                begins[start + most + 1, match - 1] += run * (1 - miss)
+            else:
+                begins[start + most + 1, asked - 1] += run
+    return np.asarray(begins[1:output_tokens].sum(axis=1).mean(axis=1)), proposed
 
 
 def _tau_ms(machine: Machine, candidate: Candidate, width: int, rows: int, context: float) -> float:

@@ -131,6 +131,40 @@ class PolicySettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AssumedAcceptance:
+    """α by method before anything is measured; conf/sweep.yaml says where each is from."""
+
+    __pydantic_config__: ClassVar[Mapping[str, str]] = STRICT
+
+    ngram: float = 0.4
+    draft_model: float = 0.7
+    early_exit: float = 0.6
+    medusa: float = 0.6
+    eagle3: float = 0.7
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSettings:
+    """What a plan assumes; no measurement depends on it.
+
+    ``device`` None goes by the cluster's accelerator type. ``overhead`` is the loop's own time in plain steps.
+    A worker takes ``start_s`` to be ready and reads weights at ``load_gb_s``. Budgets promised are the estimate times
+    ``allowance``.
+    """
+
+    __pydantic_config__: ClassVar[Mapping[str, str]] = STRICT
+
+    device: str | None = None
+    acceptance: AssumedAcceptance = field(default_factory=AssumedAcceptance)
+    characters_per_token: float = 4.0
+    overhead: float = 0.02
+    start_s: float = 30.0
+    load_gb_s: float = 1.0
+    allowance: float = 2.0
+    every_candidate: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class SweepSettings:
     """One sweep, fully resolved. ``output_dir`` is absolute."""
 
@@ -149,3 +183,4 @@ class SweepSettings:
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
     budget: Budget = field(default_factory=Budget)
     policy: PolicySettings = field(default_factory=PolicySettings)
+    plan: PlanSettings = field(default_factory=PlanSettings)

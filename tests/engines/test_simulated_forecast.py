@@ -52,6 +52,8 @@ def replayed(weights: tuple[float, ...], gamma: int) -> list[int]:
         Machine,
         alpha=st.floats(0, 1),
         alpha_trend=st.floats(-1, 1),
+        miss=st.sampled_from([0.0, 0.3, 1.0]),
+        match_tokens=st.integers(1, 9),
         seed=st.integers(0, 9),
     ),
     gamma=st.integers(1, 10),
@@ -90,11 +92,22 @@ def test_a_decay_down_the_block_is_what_a_walk_over_places_cannot_see():
     assert promised / blocks > 1.3 * sum(sum(r.accepted) for r in real) / sum(len(r.accepted) for r in real)
 
 
-def test_heads_and_drafts_that_miss_are_probed_and_everything_else_is_scored():
-    missing = opened(Machine(by_draft={"miss.ngram": 0.2}))
-    assert (missing.replays(NGRAM), missing.replays(SMALL)) == ("probe", "score")
-    with pytest.raises(ValueError, match="misses"):
-        missing.score([], GREEDY, NGRAM)
+def test_a_draft_that_misses_proposes_as_far_as_the_next_miss():
+    asked = requests(20)
+    (matched,) = {
+        n
+        for row in opened(Machine(miss=0.0)).run(asked, GREEDY, NGRAM, Schedule.constant(3)).requests
+        for n, room in zip(row.proposed, row.room, strict=True)
+        if room >= 3
+    }
+    assert matched == 3
+    machine = Machine(miss=0.5, match_tokens=4, alpha=1.0, alpha_spread=0.0)
+    rows = opened(machine).run(asked, GREEDY, NGRAM, Schedule.constant(12)).requests
+    proposed = [n for row in rows for n, room in zip(row.proposed, row.room, strict=True) if room >= 12]
+    assert set(proposed) == {0, 3, 4, 7, 8, 11, 12}  # 4 · n, less the place that the target's own token took
+
+
+def test_heads_are_probed_and_everything_else_is_scored():
     engine = opened(Machine())
     heads = Medusa(name="m", source="m"), Eagle3(name="e", source="e")
     assert {engine.replays(head) for head in heads} == {"probe"}

@@ -46,22 +46,25 @@ def truth(
 ) -> Truth:
     """E exactly, by the chance that a block begins at each place of an output; times by the widths that follow.
 
-    Noise multiplies both arms' times alike and drops out. Two things are approximate, both small: the C rows of an
-    iteration are taken to be independent (they begin together), and times are taken at the mean context. Raises
-    ValueError for a machine whose texts end early, and for outputs of one token, which no iteration writes.
+    A text that ends early only cuts blocks short: where they begin does not depend on it. Noise multiplies both arms'
+    times alike and drops out. Two things are approximate, both small: the C rows of an iteration are taken to be
+    independent (they begin together, and fillers never end early), and times are taken at the mean context. Raises
+    ValueError for outputs of one token, which no iteration writes, and for texts that all end at their first.
     """
-    if machine.eos_rate:
-        raise ValueError("texts that end early are not accounted for: eos_rate must be 0")
+    if machine.eos_rate >= 1.0:
+        raise ValueError(f"eos_rate must be less than 1, got {machine.eos_rate}: no iteration would write anything")
     if output_tokens < 2:
         raise ValueError(f"output_tokens must be at least 2, got {output_tokens}")
     draft, gamma = candidate.draft, candidate.gamma
     rows = concurrency
     plain = np.arange(1, output_tokens)
-    tau0 = _tau_ms(machine, candidate, 1, rows, prompt_tokens + float(plain.mean()))
+    goes_on = (1.0 - machine.eos_rate) ** plain  # P(no token before this place ended the text)
+    written = float(goes_on.sum())
+    tau0 = _tau_ms(machine, candidate, 1, rows, prompt_tokens + float(goes_on @ plain) / written)
     if draft is None or gamma == 0:
         return Truth(emitted_per_verification=1.0, tau0_ms=tau0, tau_spec_ms=tau0)
     miss, kept = machine.of("miss", draft), (machine.alpha_spread, machine.alpha_trend, machine.alpha_decay)
-    begins = _block_starts(machine.of("alpha", draft), miss, gamma, output_tokens, kept)
+    begins = goes_on * _block_starts(machine.of("alpha", draft), miss, gamma, output_tokens, kept)
     context = prompt_tokens + float(begins @ plain) / float(begins.sum())
     proposed = np.zeros(gamma + 1)
     np.add.at(proposed, np.minimum(gamma, output_tokens - 1 - plain), begins * (1 - miss))
@@ -71,7 +74,7 @@ def truth(
     tau = sum(
         float(part) * _tau_ms(machine, candidate, 1 + steps, rows, context) for steps, part in enumerate(share) if part
     )
-    return Truth(emitted_per_verification=(output_tokens - 1) / float(begins.sum()), tau0_ms=tau0, tau_spec_ms=tau)
+    return Truth(emitted_per_verification=written / float(begins.sum()), tau0_ms=tau0, tau_spec_ms=tau)
 
 
 @lru_cache(maxsize=4096)

@@ -182,9 +182,9 @@ class Course:
     def _expect(self, forecast: CellForecast) -> None:
         """Begin the search with ``forecast``, or end it: nothing is measured where nothing could pay."""
         self._study.expect(forecast.forecasts)
+        self._forecast = forecast
         if not self._study.unforecast:
             self._hopeless = far_below(forecast)
-            self._forecast = forecast
 
     def _enter(self, measurement: Measurement) -> None:
         candidate = measurement.candidate
@@ -271,6 +271,7 @@ class Course:
         )
 
     def _task(self, kind: RoundKind, candidates: Sequence[Candidate], span: Span, *, replicate: int) -> RoundTask:
+        known = () if self._forecast is None else self._forecast.forecasts
         return RoundTask(
             sweep=self._sweep,
             cell=self.cell,
@@ -285,5 +286,6 @@ class Course:
             prompt_offset=span.offset,
             level=CONFIRMATION_LEVEL if kind == "confirmation_look" else SEARCH_LEVEL,
             protocol=self._settings.protocol,
+            forecasts=tuple(f for f in known if f.candidate in candidates),
             baseline_replicate=1 + max((b.replicate for b in self._baselines()), default=-1),
         )

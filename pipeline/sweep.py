@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,17 +11,17 @@ from typing import Literal, TypeVar
 
 from optuna.storages import BaseStorage
 
+from pipeline.cells import cells_of
 from pipeline.cluster.fleet import Fleet, Outcome, connect, stop_ray
 from pipeline.config import resolved_yaml, sweep_id
 from pipeline.course import Course
 from pipeline.interrupt import Interrupt
 from pipeline.policy.document import fingerprint, write_policy
 from pipeline.preflight import check
-from pipeline.records.cell import Cell
 from pipeline.records.decision import Decision
 from pipeline.records.failure import Failure, InputError
 from pipeline.records.measurement import Measurement
-from pipeline.records.settings import SweepSettings, TargetChoice
+from pipeline.records.settings import SweepSettings
 from pipeline.records.task import Identification, RoundResult, RoundTask
 from pipeline.report.console import Progress
 from pipeline.report.why import write_why
@@ -320,26 +320,6 @@ class _Run:
             available = prompts[cell.workload.name]
             courses.append(Course(cell, choice, self._settings, self.sweep, study, self.store, available))
         return tuple(courses)
-
-
-def cells_of(settings: SweepSettings, accelerator: str) -> Sequence[tuple[Cell, TargetChoice]]:
-    """Every cell of a sweep, a target's cells together."""
-    return [
-        (
-            Cell(
-                target=choice.target,
-                workload=workload,
-                sampling=sampling,
-                concurrency=concurrency,
-                accelerator=accelerator,
-            ),
-            choice,
-        )
-        for choice in settings.targets
-        for workload in settings.workloads
-        for sampling in settings.samplings
-        for concurrency in settings.concurrency
-    ]
 
 
 def _set_aside(folder: Path) -> None:

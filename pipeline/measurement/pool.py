@@ -73,4 +73,6 @@ def _observed(looks: Sequence[Measurement]) -> Observed:
         draft_kv_bytes=max(look.metrics.draft_kv_bytes for look in looks),
         remeasured_blocks=sum(look.metrics.remeasured_blocks for look in looks),
         drifted_blocks=sum(look.metrics.drifted_blocks for look in looks),
+        speedup_forecast=looks[-1].metrics.speedup_forecast,
+        emitted_forecast=looks[-1].metrics.emitted_forecast,
     )

@@ -6,23 +6,25 @@ import platform
 import socket
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
-from pipeline.engines.contract import OFF, Engine, Request, Schedule
+from pipeline.engines.contract import Engine, Request
+from pipeline.measurement.arms import Arm, Attempt
 from pipeline.measurement.dealing import deal
 from pipeline.measurement.drift import Shift, calmest, moved, relative, shift
 from pipeline.measurement.gates import GateError, check_text, check_trace, text_must_agree
 from pipeline.measurement.identity import content_id, measurement_id
 from pipeline.measurement.overlap import with_overlap
 from pipeline.measurement.prepare import Prepared
+from pipeline.measurement.racing import losers
 from pipeline.measurement.summary import NothingDecodedError, Observed, summarize
 from pipeline.measurement.sums import mean_times, output_tokens_per_s
 from pipeline.records.cell import CellKey
 from pipeline.records.failure import Failure, FailureKind, InputError
 from pipeline.records.measurement import Baseline, Measurement
 from pipeline.records.provenance import Provenance
-from pipeline.records.target import Candidate, Draft
+from pipeline.records.target import Candidate
 from pipeline.records.task import RoundResult, RoundTask
 from pipeline.records.trace import Block, Trace
 
@@ -30,48 +32,13 @@ WARMUP_PROMPT_TOKENS = 64
 """Prefill is not what a warm-up is for, and on a CPU it costs more than the tokens after it."""
 
 
-@dataclass
-class _Attempt:
-    """What one arm gave in one go at a block."""
-
-    blocks: list[Block] = field(default_factory=list)
-    near_ties: int = 0
-
-
-@dataclass
-class _Arm:
-    """What one arm has measured so far; ``candidate`` None is the baseline."""
-
-    candidate: Candidate | None
-    blocks: list[Block] = field(default_factory=list)
-    set_aside: list[Block] = field(default_factory=list)
-    near_ties: int = 0
-    kv_bytes: int = 0
-    attempts: list[_Attempt] = field(default_factory=list)
-    """At the block being measured."""
-
-    @property
-    def draft(self) -> Draft | None:
-        return None if self.candidate is None else self.candidate.draft
-
-    @property
-    def schedule(self) -> Schedule:
-        return Schedule.constant(self.candidate.gamma) if self.candidate and self.candidate.draft else OFF
-
-    def settle(self, kept: int) -> None:
-        """Keep one attempt at the block being measured, and set the others aside."""
-        for place, attempt in enumerate(self.attempts):
-            (self.blocks if place == kept else self.set_aside).extend(attempt.blocks)
-        self.near_ties += self.attempts[kept].near_ties
-        self.attempts = []
-
-
 def measure_round(engine: Engine, task: RoundTask, prepared: Prepared, progress: Callable[[str], None]) -> RoundResult:
     """Measure ``task`` on an engine that has its target and drafts open.
 
     Every arm decodes the same requests in blocks of C; the order of arms turns round at every other block; a warm-up of
     each arm is thrown away first. A block whose baseline moved beyond its noise is measured again, all arms of it; the
-    first calm attempt counts, or else the calmest, and the others are set aside. A candidate that fails is dropped with
+    first calm attempt counts, or else the calmest, and the others are set aside. A search drops candidates that are
+    surely behind the best (``racing``). A candidate that fails is dropped with
     a Failure while the others go on; if the baseline fails, or no candidate is left, the result has failures alone.
     Raises ValueError for a task that ``prepared`` does not fit.
     """
@@ -103,10 +70,11 @@ class _Round:
         self._engine = engine
         self._task = task
         self._prepared = prepared
-        self._baseline = _Arm(None)
-        self._arms = [_Arm(candidate) for candidate in task.candidates]
+        self._baseline = Arm(None)
+        self._arms = [Arm(candidate) for candidate in task.candidates]
         self._failures: list[Failure] = []
         self._kept: list[Shift] = []
+        self._lost: list[Arm] = []
         self._remeasured = self._drifted = 0
 
     def measure(self, blocks: Sequence[tuple[Request, ...]], progress: Callable[[str], None]) -> RoundResult:
@@ -121,13 +89,15 @@ class _Round:
                 where = f"{label} · block {index + 1}/{len(blocks)}"
                 progress(f"{where} · {arms} beside the baseline")
                 self._measure_block(index, requests, where, progress)
-                if self._task.candidates and not self._arms:
+                if self._task.candidates and not (self._arms or self._lost):
                     return RoundResult(baseline=None, measurements=(), failures=tuple(self._failures))
+                self._drop_losers()
             baseline = self._baseline_record()
         except Exception as error:
             self._failures.append(as_failure(self._task.cell.key, None, error))
             return RoundResult(baseline=None, measurements=(), failures=tuple(self._failures))
         measurements: list[Measurement] = []
+        self._arms += self._lost
         self._each(self._arms, lambda arm: measurements.append(self._measurement(arm, baseline)))
         return RoundResult(
             baseline=baseline if measurements or not self._task.candidates else None,
@@ -140,12 +110,12 @@ class _Round:
         self._warm_up(self._baseline, blocks[0])
         for index, requests in enumerate(blocks):
             progress(f"{self._task.cell.key.label} · block {index + 1}/{len(blocks)} · the baseline alone")
-            self._baseline.attempts.append(_Attempt())
+            self._baseline.attempts.append(Attempt())
             self._run(self._baseline, index, 0, requests)
             self._baseline.settle(0)
         return self._baseline_record()
 
-    def _each(self, arms: Sequence[_Arm], work: Callable[[_Arm], None]) -> None:
+    def _each(self, arms: Sequence[Arm], work: Callable[[Arm], None]) -> None:
         """Do ``work`` for each candidate's arm; one that raises is dropped from the round."""
         for arm in list(arms):
             try:
@@ -154,7 +124,16 @@ class _Round:
                 self._failures.append(as_failure(self._task.cell.key, arm.candidate, error))
                 self._arms.remove(arm)
 
-    def _warm_up(self, arm: _Arm, block: Sequence[Request]) -> None:
+    def _drop_losers(self) -> None:
+        """In a search, go on without candidates that are surely behind; what they did so far is their measurement."""
+        if self._task.kind != "search" or len(self._arms) < 2:
+            return
+        samples = {place: arm.sample(self._baseline.blocks) for place, arm in enumerate(self._arms)}
+        lost = losers(samples, self._task.cell.concurrency)
+        self._lost += [arm for place, arm in enumerate(self._arms) if place in lost]
+        self._arms = [arm for place, arm in enumerate(self._arms) if place not in lost]
+
+    def _warm_up(self, arm: Arm, block: Sequence[Request]) -> None:
         """Run the heads of a block's prompts for a few tokens: room enough for a verification of full width.
 
         Prompt lookup that finds nothing in them makes none; then its first block warms up on its own account.
@@ -193,11 +172,11 @@ class _Round:
     def _attempt(self, index: int, requests: Sequence[Request]) -> Shift | None:
         """Run all arms, A B1…Bk A; returns how far the second A lies from the first."""
         for arm in (self._baseline, *self._arms):
-            arm.attempts.append(_Attempt())
+            arm.attempts.append(Attempt())
         reference = self._run(self._baseline, index, 0, requests)
         places = iter(range(1, len(self._arms) + 1))
 
-        def measure(arm: _Arm) -> None:
+        def measure(arm: Arm) -> None:
             trace = self._run(arm, index, next(places), requests)
             if text_must_agree(arm.candidate, self._task.cell.sampling):
                 arm.attempts[-1].near_ties += self._compare(requests, trace, reference)
@@ -207,7 +186,7 @@ class _Round:
         self._compare(requests, again, reference)
         return shift(reference, again)
 
-    def _run(self, arm: _Arm, index: int, place: int, requests: Sequence[Request]) -> Trace:
+    def _run(self, arm: Arm, index: int, place: int, requests: Sequence[Request]) -> Trace:
         trace = self._engine.run(requests, self._task.cell.sampling, arm.draft, arm.schedule)
         check_trace(trace, requests, arm.schedule)
         if arm.draft is not None:
@@ -237,15 +216,16 @@ class _Round:
             set_aside=tuple(self._baseline.set_aside),
         )
 
-    def _measurement(self, arm: _Arm, baseline: Baseline) -> Measurement:
+    def _measurement(self, arm: Arm, baseline: Baseline) -> Measurement:
         task, candidate = self._task, arm.candidate
         assert candidate is not None
         assert task.kind != "forecast"
         facts = None if candidate.draft is None else self._engine.draft_facts(candidate.draft)
         revision = facts.revision if facts else ""
+        forecast = next((f for f in task.forecasts if f.candidate == candidate), None)
         summary = summarize(
             arm.blocks,
-            baseline.trace_blocks,
+            arm.beside(baseline.trace_blocks),
             gamma=candidate.gamma,
             concurrency=task.cell.concurrency,
             level=task.level,
@@ -255,6 +235,8 @@ class _Round:
                 draft_kv_bytes=arm.kv_bytes,
                 remeasured_blocks=self._remeasured,
                 drifted_blocks=self._drifted,
+                speedup_forecast=None if forecast is None else forecast.speedup,
+                emitted_forecast=None if forecast is None else forecast.emitted_per_verification,
             ),
         )
         return Measurement(

@@ -9,6 +9,7 @@ over blocks of log(τ0/τ_spec), and t with Welch and Satterthwaite's degrees of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import exp, inf, log, sqrt
 
 import numpy as np
@@ -52,34 +53,63 @@ def decisive(metrics: Metrics) -> bool:
     return metrics.units >= DECISIVE_UNITS and metrics.blocks >= DECISIVE_BLOCKS and metrics.speedup_low is not None
 
 
-def log_ratio(a: Measurement, b: Measurement) -> tuple[float, float]:
-    """(log S_a/S_b, its standard error), paired over the prompts that two candidates of one cell have in common.
+@dataclass(frozen=True)
+class Sample:
+    """What an interval is made of: a candidate's units, and its blocks for C > 1."""
 
-    Each S is taken over the common prompts; a baseline that both share cancels. At C > 1 the variance of time is that
-    of the common blocks. The standard error is inf where fewer than 2 prompts (at C > 1: or 2 blocks) are common:
-    nothing is known then, and the ratio is that of the two speedups.
+    units: Sequence[Unit]
+    blocks: Sequence[BlockSums]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """log S_a/S_b over ``common`` prompts, its standard error (inf: not known) and degrees of freedom."""
+
+    log: float
+    error: float
+    df: float
+    common: int
+
+
+def log_ratio(a: Measurement, b: Measurement) -> tuple[float, float]:
+    """(log S_a/S_b, its standard error) of two candidates of one cell: see ``paired``.
+
+    Where nothing is common the ratio is that of the two speedups, and its error inf.
     """
     if a.cell != b.cell:
         raise ValueError(f"{a.cell.label} and {b.cell.label} are two cells")
-    of_b = {unit.prompt_id: unit for unit in b.unit_sums}
-    units_a = [unit for unit in a.unit_sums if unit.prompt_id in of_b]
+    ratio = paired(Sample(a.unit_sums, a.block_sums), Sample(b.unit_sums, b.block_sums), a.cell.concurrency)
+    if ratio is None:
+        return log(a.metrics.speedup) - log(b.metrics.speedup), inf
+    return ratio.log, ratio.error
+
+
+def paired(a: Sample, b: Sample, concurrency: int) -> Ratio | None:
+    """log S_a/S_b, paired over the prompts that two candidates of one cell have in common.
+
+    Each S is taken over the common prompts; a baseline that both share cancels. At C > 1 the variance of time is that
+    of the common blocks; fewer than 2 of them leave the error unknown. None where fewer than 2 prompts are common.
+    """
+    of_b = {unit.prompt_id: unit for unit in b.units}
+    units_a = [unit for unit in a.units if unit.prompt_id in of_b]
     units_b = [of_b[unit.prompt_id] for unit in units_a]
     left_a, left_b = _left_out_speedups(units_a), _left_out_speedups(units_b)
     if left_a is None or left_b is None:
-        return log(a.metrics.speedup) - log(b.metrics.speedup), inf
-    ratio = _log_speedup(units_a) - _log_speedup(units_b)
-    if a.cell.concurrency == 1:
-        return ratio, sqrt(jackknife_variance(left_a - left_b))
+        return None
+    ratio, common = _log_speedup(units_a) - _log_speedup(units_b), len(units_a)
+    if concurrency == 1:
+        return Ratio(ratio, sqrt(jackknife_variance(left_a - left_b)), common - 1, common)
     expected_a, expected_b = _left_out_expected(units_a), _left_out_expected(units_b)
-    logs_b = {block.index: log(block.baseline_tau_ms / block.tau_ms) for block in b.block_sums}
+    logs_b = {block.index: log(block.baseline_tau_ms / block.tau_ms) for block in b.blocks}
     times = [
-        log(block.baseline_tau_ms / block.tau_ms) - logs_b[block.index]
-        for block in a.block_sums
-        if block.index in logs_b
+        log(block.baseline_tau_ms / block.tau_ms) - logs_b[block.index] for block in a.blocks if block.index in logs_b
     ]
     if expected_a is None or expected_b is None or len(times) < 2:
-        return ratio, inf
-    return ratio, sqrt(jackknife_variance(expected_a - expected_b) + float(np.var(times, ddof=1)) / len(times))
+        return Ratio(ratio, inf, 1.0, common)
+    of_tokens, of_time = jackknife_variance(expected_a - expected_b), float(np.var(times, ddof=1)) / len(times)
+    variance = of_tokens + of_time
+    df = _welch(of_tokens, common - 1, of_time, len(times) - 1)
+    return Ratio(ratio, sqrt(variance), df, common)
 
 
 def jackknife_variance(left_out: Floats) -> float:
@@ -102,11 +132,13 @@ def _spread_shared(units: Sequence[Unit], blocks: Sequence[BlockSums]) -> tuple[
     of_tokens = jackknife_variance(left)
     logs = [log(block.baseline_tau_ms / block.tau_ms) for block in blocks]
     of_time = float(np.var(logs, ddof=1)) / len(logs)
-    variance = of_tokens + of_time
-    if variance == 0.0:
-        return 0.0, 1.0
-    shares = of_tokens / variance, of_time / variance
-    return variance, 1.0 / (shares[0] ** 2 / (len(units) - 1) + shares[1] ** 2 / (len(logs) - 1))
+    return of_tokens + of_time, _welch(of_tokens, len(units) - 1, of_time, len(logs) - 1)
+
+
+def _welch(a: float, df_a: float, b: float, df_b: float) -> float:
+    """Degrees of freedom of the sum of two estimated variances (Welch and Satterthwaite)."""
+    total = a + b
+    return 1.0 if total == 0.0 else 1.0 / ((a / total) ** 2 / df_a + (b / total) ** 2 / df_b)
 
 
 def _log_speedup(units: Sequence[Unit]) -> float:

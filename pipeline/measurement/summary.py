@@ -38,6 +38,8 @@ class Observed:
     draft_kv_bytes: int
     remeasured_blocks: int = 0
     drifted_blocks: int = 0
+    speedup_forecast: float | None = None
+    emitted_forecast: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +149,8 @@ def summarize(
         near_ties=observed.near_ties,
         remeasured_blocks=observed.remeasured_blocks,
         drifted_blocks=observed.drifted_blocks,
+        speedup_forecast=observed.speedup_forecast,
+        emitted_forecast=observed.emitted_forecast,
     )
     return Summary(
         metrics=metrics,

@@ -66,6 +66,8 @@ class Metrics:
     ``speedup_high`` bound it at confidence ``interval_level``. ``acceptance_rate`` α = accepted / tested;
     ``draft_acceptance_rate`` = accepted / proposed. d, v, h = τ_d, τ_v, τ_o over τ0; c = one draft step over τ0.
     ``remeasured_blocks`` were measured again because their baseline moved; in ``drifted_blocks`` it did so to the last.
+    ``speedup_forecast`` and ``emitted_forecast`` (of E) are what the cell's forecast said before, from other prompts
+    than a confirmation's.
 
     Why S is what it is: ``speedup_ideal`` = E(α, γ)/(1 + γc), what a paper's formula claims; with the real times,
     ``speedup_geometric`` = E(α, γ)/(d + v + h) = ideal · drafting · verification · overhead (the ``factor_``s of these
@@ -125,6 +127,8 @@ class Metrics:
     near_ties: int
     remeasured_blocks: int = 0
     drifted_blocks: int = 0
+    speedup_forecast: float | None = None
+    emitted_forecast: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pipeline.records.cell import Cell
 from pipeline.records.failure import Failure
-from pipeline.records.forecast import CellForecast
+from pipeline.records.forecast import CellForecast, Forecast
 from pipeline.records.measurement import Baseline, Measurement, RoundKind
 from pipeline.records.settings import Protocol
 from pipeline.records.target import Candidate, Draft
@@ -21,7 +21,7 @@ class RoundTask:
     confidence of the interval. ``replicate`` names the measurements, ``baseline_replicate`` the baseline (a search
     measures a candidate once, but makes a baseline every round). Where a workload has too few prompts, the round cycles
     over ``distinct_prompts`` from ``first_prompt`` on, ``prompt_offset`` of which earlier looks have dealt (None: all
-    ``prompt_count`` are distinct).
+    ``prompt_count`` are distinct). ``forecasts`` are those of the candidates, to be reported beside what is measured.
     """
 
     sweep: str
@@ -38,6 +38,7 @@ class RoundTask:
     baseline_replicate: int = 0
     distinct_prompts: int | None = None
     prompt_offset: int = 0
+    forecasts: tuple[Forecast, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.benchmarks.rows import Better, Row, Wanted, alone
+from pipeline.cells import cells_of
 from pipeline.config import load_settings
 from pipeline.engines.contract import Engine, Limits
 from pipeline.measurement.prepare import Prepared, prepare
@@ -25,7 +26,6 @@ from pipeline.records.task import RoundResult, RoundTask
 from pipeline.search.forecast import forecast_round
 from pipeline.search.guided import Guided
 from pipeline.search.space import CandidateSpace
-from pipeline.sweep import cells_of
 from pipeline.workloads.load import load_prompts
 
 GAMMAS = "[1,2,3,4,5,6,7,8]"

@@ -190,7 +190,8 @@ class _Timed(SimulatedEngine):
 
 def _settings(strategy: Strategy) -> SearchSettings:
     """The grid measures all there are; TPE as many as it does by default."""
-    return replace(SearchSettings(strategy=strategy), **({"max_candidates": 10_000} if strategy == "grid" else {}))
+    settings = SearchSettings(strategy=strategy)
+    return replace(settings, max_candidates=10_000) if strategy == "grid" else settings
 
 
 def _close(one: Compared, strategy: str) -> bool:

@@ -10,7 +10,7 @@ from pipeline.engines import roofline
 from pipeline.measurement.protocol import Allotment
 from pipeline.measurement.round import WARMUP_PROMPT_TOKENS
 from pipeline.planning.speeds import Scene
-from pipeline.records.measurement import MeasurementKind
+from pipeline.records.measurement import RoundKind
 from pipeline.records.plan import PlannedCandidate, PlannedRound
 from pipeline.records.settings import Protocol, SearchSettings
 from pipeline.records.shape import ModelShape
@@ -23,7 +23,7 @@ TIMING_CYCLES = 6
 STRAGGLING = 1.2
 """Among rows that run together the last one takes longer than the mean."""
 
-Expected = tuple[MeasurementKind, tuple[Candidate, ...]]
+Expected = tuple[RoundKind, tuple[Candidate, ...]]
 """A round's kind and candidates."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeline.records.cell import CellKey
-from pipeline.records.measurement import MeasurementKind
+from pipeline.records.measurement import RoundKind
 from pipeline.records.target import Candidate
 
 
@@ -33,7 +33,7 @@ class PlannedCandidate:
 class PlannedRound:
     """A baseline and ``candidates`` over ``requests`` requests in ``blocks`` blocks."""
 
-    kind: MeasurementKind
+    kind: RoundKind
     candidates: tuple[Candidate, ...]
     requests: int
     blocks: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import cache
 
 import pytest
 from rich.console import Console
@@ -16,6 +17,7 @@ from pipeline.report.plan import budget_overrides, print_plan, shown
 QWEN = ["target=[qwen3_8b]", "cluster=gpu", "cluster.accelerator_type=H100", "concurrency=[1,8,32]"]
 
 
+@cache
 def plan(*overrides: str) -> Plan:
     return make_plan(load_settings(overrides))
 

@@ -74,7 +74,7 @@ DEVICES: Mapping[str, Device] = {
         # Two cores of an AMD EPYC with AVX-512, measured by this project, not taken from a datasheet, so that nothing
         # is left to an efficiency: a plain step of SmolLM2-135M in fp32 (538 MB) takes about 21 ms, of which 15.5 go
         # into weights; a forward over 5 positions 30.3 ms and over 9 positions 31.7 ms (README, forward_q5 and q9).
-        # So weights are read 1.6 times slower for several positions, and the ninth is where arithmetic is taken to bind.
+        # So weights are read 1.6 times slower for several positions, and from the ninth on arithmetic is taken to bind.
         # Only fp32 was measured; lower precision is taken to compute no faster.
         Device(
             name="cpu",

@@ -59,6 +59,8 @@ _BOUNDS: Mapping[type, Mapping[str, Bound]] = {
         ),
         "stop_token_ids": Bound(lambda value: all(token >= 0 for token in value), "token ids, each at least 0"),
         "max_prompt_tokens": _at_least(1),
+        "context_tokens": _at_least(1),
+        "context_path": _NOT_EMPTY,
     },
     Sampling: {
         "temperature": _at_least(0),
@@ -168,6 +170,11 @@ def check_bounds(record: object, key: str) -> None:
             raise InputError(f"{key}.path: must be set to a file of prompts (format {record.format})")
         if record.categories and record.format != "spec_bench":
             raise InputError(f"{key}.categories: only format spec_bench has categories, not {record.format}")
+        if record.context_path is not None and record.context_tokens is None:
+            raise InputError(f"{key}.context_path: lengthens no prompt while context_tokens names no length")
+        longest, wanted = record.max_prompt_tokens, record.context_tokens
+        if longest is not None and wanted is not None and wanted > longest:
+            raise InputError(f"{key}.context_tokens: must be at most max_prompt_tokens ({longest}), not {wanted}")
 
 
 def check_name(name: str, key: str) -> None:

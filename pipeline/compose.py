@@ -110,6 +110,8 @@ def _said(error: Exception, folders: Sequence[Path]) -> str:
         known = sorted({option for folder in folders for option in options(folder / group)})
         return f"{group or 'defaults'}: no option {name!r}; choose from: {', '.join(known) or 'nothing'}"
     if isinstance(error, MissingMandatoryValue):
+        if str(error.full_key).endswith("]"):  # a value that must be set has a key; one in a list was meant as text
+            return f"{error.full_key}: cannot be '???', by which YAML files here mark a value that must be set"
         return f"{error.full_key}: must be set"
     cause = error.__cause__
     if isinstance(cause, OmegaConfBaseException) and isinstance(cause.parent_node, DictConfig):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TypeVar, get_args
@@ -121,6 +121,11 @@ def load_head_training(overrides: Sequence[str]) -> HeadTraining:
         tracking=_record(TrackingSettings, tree.get("tracking", {}), "tracking"),
     )
     check_bounds(settings, "train_head")
+    for workload in settings.workloads:
+        if workload.context_tokens is not None:
+            raise InputError(
+                f"workloads.{workload.name}: a head learns from prompts as they are, without context_tokens"
+            )
     return settings
 
 
@@ -249,10 +254,42 @@ def _shape(body: Tree, key: str) -> ModelShape | None:
 
 def _workloads(tree: Tree) -> tuple[Workload, ...]:
     common = {"output_tokens": tree["output_tokens"]} if "output_tokens" in tree else {}
-    return tuple(
-        _record(Workload, {**common, **body}, f"workloads.{name}", name=name)
+    workloads = tuple(
+        _record(Workload, each, key, name=as_name)
         for name, body in _named(tree, "workloads").items()
+        for key, as_name, each in _by_length(name, {**common, **body}, f"workloads.{name}")
     )
+    names = [workload.name for workload in workloads]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"workloads.{name}: is the name of two workloads, one of them made by context_tokens")
+    return workloads
+
+
+def _by_length(name: str, body: Tree, key: str) -> Iterator[tuple[str, str, Tree]]:
+    """The key, name and body of each workload that a list of ``context_tokens`` makes of one, the plain one for 0.
+
+    A number is a workload's own length already, as ``resolved_yaml`` writes it.
+    """
+    lengths = body.get("context_tokens")
+    if not isinstance(lengths, list):
+        yield key, name, body
+        return
+    lengths = _value(tuple[int, ...], lengths, f"{key}.context_tokens")
+    for length in lengths:
+        if length < 0:
+            raise InputError(f"{key}.context_tokens: each must be at least 0 (prompts as they are), not {length}")
+        if lengths.count(length) > 1:
+            raise InputError(f"{key}.context_tokens: {length} is given twice")
+    if any(lengths) and body.get("format", "bundled") == "bundled" and body.get("path") is None:
+        body = {**body, "path": name}  # the set is named after the workload, which gets another name
+    for length in lengths or (0,):
+        if length:
+            yield key, f"{name}_ctx{length}", {**body, "context_tokens": length}
+        elif any(lengths):
+            yield key, name, {**body, "context_tokens": None, "context_path": None}
+        else:
+            yield key, name, {**body, "context_tokens": None}
 
 
 def _named(tree: Tree, key: str) -> dict[str, Tree]:

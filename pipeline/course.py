@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from pipeline.measurement.identity import measurement_id
 from pipeline.measurement.pool import pool
@@ -23,7 +24,6 @@ from pipeline.records.settings import SweepSettings, TargetChoice
 from pipeline.records.target import Candidate
 from pipeline.records.task import RoundResult, RoundTask
 from pipeline.search.study import CellStudy
-from pipeline.tracking.store import Store
 
 OFF = Candidate(draft=None, gamma=0)
 SEARCH_LEVEL = 0.95
@@ -31,6 +31,22 @@ SEARCH_LEVEL = 0.95
 LOOKS = 3
 CONFIRMATION_LEVEL = 1 - 0.05 / LOOKS
 """Each look's confidence, so that all looks together err in at most 5 % of cells (Bonferroni)."""
+
+
+class Shelf(Protocol):
+    """The part of the store that a course reads, and where it leaves what cannot be measured."""
+
+    def measurements(self) -> tuple[Measurement, ...]: ...
+
+    def baselines(self) -> tuple[Baseline, ...]: ...
+
+    def forecasts(self) -> tuple[CellForecast, ...]: ...
+
+    def failures(self) -> dict[str, Failure]: ...
+
+    def has(self, record_id: str) -> bool: ...
+
+    def save_failure(self, failure_id: str, failure: Failure) -> None: ...
 
 
 class Course:
@@ -47,7 +63,7 @@ class Course:
         settings: SweepSettings,
         sweep: str,
         study: CellStudy,
-        store: Store,
+        store: Shelf,
         available: int,
     ) -> None:
         self.cell = cell

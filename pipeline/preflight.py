@@ -14,6 +14,7 @@ from pipeline.records.failure import InputError
 from pipeline.records.settings import SweepSettings
 from pipeline.records.target import Eagle3, Sourced, Target
 from pipeline.workloads.load import load_prompts
+from pipeline.workloads.material import read_material
 from pipeline.workloads.render import read_template
 
 
@@ -34,6 +35,8 @@ def check(settings: SweepSettings) -> Preflight:
         loaded = load_prompts(workload)
         prompts[workload.name] = len(loaded.prompts)
         content[f"workloads.{workload.name}"] = loaded.content_hash
+        if workload.context_tokens is not None:
+            content[f"workloads.{workload.name}.context"] = read_material(workload).content_hash
     for choice in settings.targets:
         template = read_template(choice.target)
         if template is not None:
@@ -57,6 +60,7 @@ def _find_models(settings: SweepSettings) -> dict[str, str]:
         location = locate(target.source, target.revision, key=key, allow_pickle=target.allow_pickle)
         revisions[key] = location.revision
         _check_stop_tokens(settings, target, location)
+        _check_stop_strings(settings, target, location)
         for item in choice.drafts:
             draft = item.draft
             if isinstance(draft, Sourced):
@@ -82,6 +86,25 @@ def _check_stop_tokens(settings: SweepSettings, target: Target, location: Locati
                 raise InputError(
                     f"workloads.{workload.name}.stop_token_ids: {token} is no token of target {target.name}; "
                     f"allowed are 0 to {vocabulary - 1}"
+                )
+
+
+def _check_stop_strings(settings: SweepSettings, target: Target, location: Location) -> None:
+    """Stop strings that are special tokens of ``target``, where its own tokenizer.json tells; else its worker does."""
+    workloads = [workload for workload in settings.workloads if workload.stop]
+    if not workloads or location.kind == "gguf" or target.tokenizer is not None:
+        return
+    try:
+        added = json.loads((location.path / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
+        special = {token["content"]: token["id"] for token in added if token["special"]}
+    except (OSError, ValueError, LookupError, TypeError):
+        return
+    for workload in workloads:
+        for stop in workload.stop:
+            if stop in special:
+                raise InputError(
+                    f"workloads.{workload.name}.stop: {stop!r} is a special token of target {target.name}, which has "
+                    f"no text; give its id {special[stop]} in stop_token_ids"
                 )
 
 

@@ -14,11 +14,12 @@ from hypothesis import settings as limits
 from hypothesis import strategies as st
 
 from pipeline.compose import CONF, options, without_credentials
-from pipeline.config import load_settings, resolved_yaml, sweep_id
+from pipeline.config import load_head_training, load_settings, resolved_yaml, sweep_id
 from pipeline.records.cell import Sampling, Workload
 from pipeline.records.failure import InputError
 from pipeline.records.settings import SweepSettings
 from pipeline.records.target import Draft, DraftModel, Eagle3, EarlyExit, Ngram, Target
+from pipeline.workloads.load import load_prompts
 
 NEEDS_PATH = {"spec_bench", "sharegpt", "text"}
 
@@ -66,6 +67,33 @@ class TestComposition:
         assert [sampling.top_p for sampling in settings.samplings] == [1.0, 0.95]
         assert settings.concurrency == (1, 8, 32)
         assert settings.targets[1].target.chat_template_args == {"enable_thinking": False}
+
+    def test_each_context_length_makes_a_workload_of_its_own(self) -> None:
+        lengths = "workloads.chat.context_tokens=[0,1024,4096]"
+        settings = load_settings(["workload=[chat,math]", lengths, "workloads.chat.context_path=book.txt"])
+        assert [(each.name, each.path, each.context_tokens, each.context_path) for each in settings.workloads] == [
+            ("chat", "chat", None, None),
+            ("chat_ctx1024", "chat", 1024, "book.txt"),
+            ("chat_ctx4096", "chat", 4096, "book.txt"),
+            ("math", None, None, None),
+        ]
+        assert len(load_prompts(settings.workloads[1]).prompts) == 48
+
+    def test_lengths_cannot_give_two_workloads_one_name(self, tmp_path: Path) -> None:
+        (tmp_path / "workload").mkdir()
+        (tmp_path / "workload" / "ours.yaml").write_text(
+            "# @package workloads.chat_ctx64\ndefaults: [base/workload@_here_, _self_]\npath: chat\n"
+        )
+        found = refusal(f"hydra.searchpath=[{tmp_path}]", "workload=[chat,ours]", "workloads.chat.context_tokens=[64]")
+        assert found == "workloads.chat_ctx64: is the name of two workloads, one of them made by context_tokens"
+
+    def test_a_length_cannot_exceed_the_longest_prompt_allowed(self) -> None:
+        found = refusal("workloads.chat.context_tokens=[0,64,512]", "workloads.chat.max_prompt_tokens=99")
+        assert found == "workloads.chat.context_tokens: must be at most max_prompt_tokens (99), not 512"
+
+    def test_a_head_is_not_trained_on_lengthened_prompts(self) -> None:
+        with pytest.raises(InputError, match=r"^workloads\.chat_ctx64: a head learns from prompts as they are"):
+            load_head_training(["target=[smollm2]", "workload=[chat]", "workloads.chat.context_tokens=[64]"])
 
     @pytest.mark.parametrize("target", options(CONF / "target"))
     def test_every_target_composes(self, target: str) -> None:
@@ -308,6 +336,14 @@ REFUSED = [
     ("samplings.greedy.repetition_penalty=0", "repetition_penalty: must be from 0.01 to 100 (1 is none), not 0.0"),
     ("samplings.greedy.presence_penalty=-2.1", "presence_penalty: must be from -2 to 2 (0 is none), not -2.1"),
     ("samplings.greedy.frequency_penalty=3", "frequency_penalty: must be from -2 to 2 (0 is none), not 3.0"),
+    ("workloads.chat.context_tokens=[5,-1]", "workloads.chat.context_tokens: each must be at least 0"),
+    ("workloads.chat.context_tokens=[5,5]", "workloads.chat.context_tokens: 5 is given twice"),
+    ("workloads.chat.context_tokens=[a]", 'workloads.chat.context_tokens[0]: must be a whole number, not "a"'),
+    ("workloads.chat.context_tokens=0", "workloads.chat.context_tokens: must be at least 1, not 0"),
+    ("workloads.chat.context_tokens=long", 'workloads.chat.context_tokens: must be a whole number, not "long"'),
+    ("workloads.chat.context_path=book.txt", "workloads.chat.context_path: lengthens no prompt while context_tokens"),
+    ("workloads.chat.stop=[a,'???']", "workloads.chat.stop[1]: cannot be '???', by which YAML files here mark a value"),
+    ("workloads.chat.path='???'", "workloads.chat.path: must be set"),
     ("workloads.chat.stop=['']", "workloads.chat.stop: must be strings that are not empty and without U+FFFD"),
     ("workloads.chat.stop=['a\ufffd']", "workloads.chat.stop: must be strings that are not empty and without U+FFFD"),
     ("workloads.chat.stop=END", 'workloads.chat.stop: must be a list, not "END"'),
@@ -425,6 +461,7 @@ class TestIdentity:
             "targets.smollm2.revision=abc",
             "cluster.accelerator_type=H100",
             "workloads.chat.path=creative",
+            "workloads.chat.context_tokens=[0,1024]",
             "workloads.chat.stop=[END]",
             "workloads.chat.stop_token_ids=[2]",
             "samplings.greedy.repetition_penalty=1.1",
@@ -460,6 +497,9 @@ class TestResolvedYaml:
                 "protocol.a_a=true",
                 "workloads.chat.stop=['\n\n','User: ',END,'on','#']",
                 "workloads.chat.stop_token_ids=[2,0]",
+                "workloads.chat.context_tokens=[0,1024,4096]",
+                "workloads.text.context_tokens=[512]",
+                "workloads.text.context_path=book.txt",
                 *with_paths(names),
             ]
         )

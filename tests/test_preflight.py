@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +40,51 @@ def test_a_stop_id_that_is_no_token_is_refused_before_a_model_is_loaded(tmp_path
         check(stopping(100))
     wanted = "workloads.code_edit.stop_token_ids: 100 is no token of target smollm2; allowed are 0 to 99"
     assert str(raised.value) == wanted
+
+
+def test_a_stop_string_that_is_a_special_token_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+    one = settings(tmp_path, Ngram(name="ngram"))
+    special = {"content": "<|im_end|>", "id": 2, "special": True}
+    spoken = {"content": "<tool>", "id": 3, "special": False}
+
+    def stopping(*stops: str, **target: object) -> SweepSettings:
+        (choice,) = one.targets
+        workloads = (replace(one.workloads[0], stop=stops), *one.workloads[1:])
+        changed = replace(choice, target=replace(choice.target, **target))  # type: ignore[arg-type]
+        return replace(one, targets=(changed,), workloads=workloads)
+
+    for content in (None, "{", "[]", '{"added_tokens": [{"id": 1}]}'):  # what cannot be told is not refused here
+        if content is not None:
+            (tmp_path / "tokenizer.json").write_text(content)
+        check(stopping("<|im_end|>"))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": [special, spoken]}))
+    check(stopping("<tool>", "end of <|im_end|>"))
+    check(stopping("<|im_end|>", tokenizer="elsewhere"))
+    with pytest.raises(InputError) as raised:
+        check(stopping("\n", "<|im_end|>"))
+    assert str(raised.value) == (
+        "workloads.code_edit.stop: '<|im_end|>' is a special token of target smollm2, which has no text; "
+        "give its id 2 in stop_token_ids"
+    )
+
+
+def test_what_prompts_are_lengthened_with_counts_as_content(tmp_path: Path) -> None:
+    one = settings(tmp_path, Ngram(name="ngram"))
+    path = tmp_path / "book.txt"
+
+    def content(**changes: object) -> Mapping[str, str]:
+        long = replace(one.workloads[0], context_tokens=99, **changes)  # type: ignore[arg-type]
+        return check(replace(one, workloads=(long,))).content
+
+    bundled = content()
+    assert bundled.keys() - check(one).content.keys() == {"workloads.code_edit.context"}
+    with pytest.raises(InputError, match=r"book\.txt: cannot be read \(No such file or .*; workload code_edit"):
+        content(context_path=str(path))
+    path.write_text("one")
+    first = content(context_path=str(path))
+    path.write_text("two")
+    hashes = {each["workloads.code_edit.context"] for each in (bundled, first, content(context_path=str(path)))}
+    assert len(hashes) == 3
 
 
 @pytest.mark.parametrize("record", [DraftModel, Medusa, Eagle3])

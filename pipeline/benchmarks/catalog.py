@@ -31,4 +31,10 @@ def _gpu(given: Mapping[str, str], say: Say, keep: Keep) -> Report:
     return run.run(parse(run.Options, given), say, keep)
 
 
-BENCHMARKS: Mapping[str, Benchmark] = {"decoding": _decoding, "lossless": _lossless, "gpu": _gpu}
+def _search(given: Mapping[str, str], say: Say, keep: Keep) -> Report:
+    from pipeline.benchmarks.search import run
+
+    return run.run(parse(run.Options, given), say, keep)
+
+
+BENCHMARKS: Mapping[str, Benchmark] = {"decoding": _decoding, "lossless": _lossless, "gpu": _gpu, "search": _search}

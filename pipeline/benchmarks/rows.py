@@ -34,6 +34,20 @@ class Wanted:
         return bool(_RELATIONS[self.relation](value, self.bound))
 
 
+@dataclass(frozen=True)
+class Between:
+    """Two bounds on a row's own figure, which may reach either."""
+
+    least: float
+    greatest: float
+
+    def __str__(self) -> str:
+        return f"ours {self.least:g} – {self.greatest:g}"
+
+    def met(self, value: float) -> bool:
+        return self.least <= value <= self.greatest
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One figure. ``ours`` and ``peer_value`` are in ``unit``; ``peer`` says who the peer is, "" for none.

@@ -46,22 +46,25 @@ def truth(
 ) -> Truth:
     """E exactly, by the chance that a block begins at each place of an output; times by the widths that follow.
 
-    Noise multiplies both arms' times alike and drops out. Two things are approximate, both small: the C rows of an
-    iteration are taken to be independent (they begin together), and times are taken at the mean context and, where
-    rows are packed, the mean of their positions. Raises
-    ValueError for a machine whose texts end early, and for outputs of one token, which no iteration writes.
+    A text that ends early only cuts blocks short: where they begin does not depend on it. Noise multiplies both arms'
+    times alike and drops out. Two things are approximate, both small: the C rows of an iteration are taken to be
+    independent (they begin together, and fillers never end early), and times are taken at the mean context and, where
+    rows are packed, the mean of their positions. Raises ValueError for outputs of one token, which no iteration writes,
+    and for texts that all end at their first.
     """
-    if machine.eos_rate:
-        raise ValueError("texts that end early are not accounted for: eos_rate must be 0")
+    if machine.eos_rate >= 1.0:
+        raise ValueError(f"eos_rate must be less than 1, got {machine.eos_rate}: no iteration would write anything")
     if output_tokens < 2:
         raise ValueError(f"output_tokens must be at least 2, got {output_tokens}")
     draft, gamma = candidate.draft, candidate.gamma
     rows = concurrency
     plain = np.arange(1, output_tokens)
-    tau0 = _tau_ms(machine, candidate, 1, rows, prompt_tokens + float(plain.mean()))
+    goes_on = (1.0 - machine.eos_rate) ** plain  # P(no token before this place ended the text)
+    written = float(goes_on.sum())
+    tau0 = _tau_ms(machine, candidate, 1, rows, prompt_tokens + float(goes_on @ plain) / written)
     if draft is None or gamma == 0:
         return Truth(emitted_per_verification=1.0, tau0_ms=tau0, tau_spec_ms=tau0)
-    begins, proposed = _blocks(
+    begins, lengths = _blocks(
         _Acceptance(
             machine.of("alpha", draft),
             machine.alpha_spread,
@@ -73,6 +76,7 @@ def truth(
         gamma,
         output_tokens,
     )
+    begins, proposed = begins * goes_on, goes_on @ lengths
     context = prompt_tokens + float(begins @ plain) / float(begins.sum())
     widest = np.cumsum(proposed / proposed.sum()) ** rows  # P(no row of the iteration proposes more than i)
     share = np.diff(widest, prepend=0.0)
@@ -83,7 +87,7 @@ def truth(
         for steps, part in enumerate(share)
         if part
     )
-    return Truth(emitted_per_verification=(output_tokens - 1) / float(begins.sum()), tau0_ms=tau0, tau_spec_ms=tau)
+    return Truth(emitted_per_verification=written / float(begins.sum()), tau0_ms=tau0, tau_spec_ms=tau)
 
 
 @dataclass(frozen=True)
@@ -100,17 +104,17 @@ class _Acceptance:
 
 @lru_cache(maxsize=4096)
 def _blocks(how: _Acceptance, gamma: int, output_tokens: int) -> tuple[Array, Array]:
-    """Expected blocks that begin at places 1 … N − 1 of an output of N tokens, and of each length 0 … γ of proposals.
+    """Expected blocks that begin at places 1 … N − 1 of an output of N tokens, and those with 0 … γ proposals.
 
-    Means over prompts: [N − 1], [γ + 1]. Place 0 is prefill's token. A block that begins at s and has a proposals
-    accepted is followed by one at s + a + 1; no place is tested twice, so that the chances multiply. ``begins[s, r]``
-    begin where a match goes on for r more places, at r = 0 where the next is asked whether it misses.
+    Means over prompts: [N − 1], [N − 1, γ + 1]. Place 0 is prefill's token. A block that begins at s and has a
+    proposals accepted is followed by one at s + a + 1; no place is tested twice, so that the chances multiply.
+    ``begins[s, r]`` begin where a match goes on for r more places, at r = 0 where the next is asked whether it misses.
     """
     miss, match = how.miss, how.match_tokens if how.miss else 1
     offsets = how.spread * (2 * (np.arange(_PROMPTS) + 0.5) / _PROMPTS - 1)
     stands = np.stack([chances(how.alpha + offset, how.trend, output_tokens) for offset in offsets], axis=1)
     begins = np.zeros((output_tokens + gamma + 2, match, _PROMPTS))
-    proposed = np.zeros(gamma + 1)
+    proposed = np.zeros((output_tokens, gamma + 1))
     begins[1, 0] = 1.0
     for start in range(1, output_tokens):
         most = min(gamma, output_tokens - 1 - start)
@@ -119,14 +123,14 @@ def _blocks(how: _Acceptance, gamma: int, output_tokens: int) -> tuple[Array, Ar
             asked = match
             if left == 0:
                 begins[start + 1, 0] += run * miss
-                proposed[0] += run.mean() * miss
+                proposed[start, 0] += run.mean() * miss
                 run = run * (1 - miss)
             else:
                 asked = left
             open_ended = run.mean()  # of the blocks that still propose
             for step in range(most):
                 if asked == 0:
-                    proposed[step] += open_ended * miss
+                    proposed[start, step] += open_ended * miss
                     open_ended *= 1 - miss
                     begins[start + step + 1, 0] += run * miss
                     run, asked = run * (1 - miss), match
@@ -134,13 +138,13 @@ def _blocks(how: _Acceptance, gamma: int, output_tokens: int) -> tuple[Array, Ar
                 chance = stands[start + step] * how.decay**step
                 begins[start + step + 1, asked] += run * (1 - chance)
                 run = run * chance
-            proposed[most] += open_ended
+            proposed[start, most] += open_ended
             if asked == 0:  # the target's own token after them stands at a place that is asked
                 begins[start + most + 1, 0] += run * miss
                 begins[start + most + 1, match - 1] += run * (1 - miss)
             else:
                 begins[start + most + 1, asked - 1] += run
-    return np.asarray(begins[1:output_tokens].sum(axis=1).mean(axis=1)), proposed
+    return np.asarray(begins[1:output_tokens].sum(axis=1).mean(axis=1)), proposed[1:]
 
 
 def _tau_ms(

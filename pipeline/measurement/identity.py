@@ -40,13 +40,14 @@ def content_id(
 ) -> str:
     """24 hex digits of everything that a measurement's figures depend on, and of nothing else.
 
-    The sweep's name, the path that a workload was read from (``content_hash`` speaks for it) and whether A/A was asked
-    for do not count. Nor does whether CUDA graphs were replayed: it follows from the rest, and shows only in a run.
+    The sweep's name, the paths that a workload was read from (``content_hash`` speaks for them) and whether A/A was
+    asked for do not count. Nor does whether CUDA graphs were replayed: it follows from the rest, and shows only in a
+    run.
     """
     return digest(
         [
             "content",
-            asdict(replace(cell, workload=replace(cell.workload, path=None))),
+            asdict(replace(cell, workload=replace(cell.workload, path=None, context_path=None))),
             _plain(candidate),
             kind,
             replicate,

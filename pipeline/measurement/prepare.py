@@ -12,7 +12,9 @@ from pipeline.records.cell import Cell
 from pipeline.records.failure import InputError
 from pipeline.records.settings import Protocol
 from pipeline.workloads.arrange import arrange
+from pipeline.workloads.lengthen import lengthened
 from pipeline.workloads.load import load_prompts
+from pipeline.workloads.material import read_material
 from pipeline.workloads.prompt import Message, Prompt
 from pipeline.workloads.render import answered, render
 
@@ -48,6 +50,8 @@ def prepare(
     loaded = load_prompts(cell.workload)
     used = allot(len(loaded.prompts), cell.concurrency, protocol, cell.workload.name).end
     prompts = _answer(engine, cell, arrange(loaded.prompts, protocol.shuffle_seed)[:used], progress, max_gamma)
+    if cell.workload.context_tokens is not None:
+        prompts = _lengthen(engine, cell, prompts, [prompt.id for prompt in loaded.prompts], progress)
     rendered = tuple(_render(engine, cell, prompt, max_gamma) for prompt in prompts)
     return Prepared(prompts=rendered, content_hash=digest([[prompt.id, *prompt.tokens] for prompt in rendered]))
 
@@ -87,6 +91,27 @@ def _answer(
             for prompt in prompts
         )
     return prompts
+
+
+def _lengthen(
+    engine: Engine, cell: Cell, prompts: Sequence[Prompt], order: Sequence[str], progress: Callable[[str], None]
+) -> tuple[Prompt, ...]:
+    """``prompts`` at the workload's length; ``order``: the ids of its file, by which each gets other text.
+
+    Earlier turns were answered as they are: what a request carries along comes with its last turn.
+    """
+    workload, tokenizer = cell.workload, engine.tokenizer
+    progress(f"{cell.key.label} · lengthening {len(prompts)} prompts")
+    material = read_material(workload)
+    places = {name: place for place, name in enumerate(order)}
+
+    def length_of(prompt: Prompt) -> int:
+        return len(render(prompt, cell.target, tokenizer))
+
+    return tuple(
+        lengthened(prompt, workload, material.for_prompt(prompt, places[prompt.id]), tokenizer, length_of)
+        for prompt in prompts
+    )
 
 
 def _check_stop_tokens(engine: Engine, cell: Cell) -> None:

@@ -49,7 +49,9 @@ class Workload:
     ``path`` None is allowed for ``bundled`` only, whose prompts carry the workload's ``name`` unless ``path``
     names another bundled set. ``categories`` keeps only those of a Spec-Bench file. ``turns`` says whether later
     turns of a conversation are measured as prompts of their own. ``stop`` (strings) and ``stop_token_ids`` end an
-    output as the target's end-of-text tokens do, with ``ignore_eos`` too.
+    output as the target's end-of-text tokens do, with ``ignore_eos`` too. ``context_tokens`` is the length that every
+    prompt is given by real text before its question: that of the plain text file ``context_path``, None for texts of
+    the bundled sets; None leaves prompts as they are.
     """
 
     __pydantic_config__: ClassVar[Mapping[str, str]] = STRICT
@@ -64,6 +66,8 @@ class Workload:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     max_prompt_tokens: int | None = None
+    context_tokens: int | None = None
+    context_path: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

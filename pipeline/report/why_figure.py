@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
@@ -44,6 +45,7 @@ def cell_figure(evidence: Measurement, candidates: Sequence[Measurement]) -> go.
     for column in (1, 4):
         figure.add_hline(y=1, line={"dash": "dot", "color": _CLAIMED}, row=1, col=column)
         figure.update_yaxes(title="speedup", rangemode="tozero", row=1, col=column)
+    figure.update_yaxes(range=[0, 1.15 * _greatest(candidates)], row=1, col=4)
     for column, title in ((1, "proposal"), (3, "token of the output"), (5, "tokens before it")):
         figure.update_yaxes(range=[0, 1.05], row=2, col=column)
         figure.update_xaxes(title=title, type="category", row=2, col=column)
@@ -103,6 +105,13 @@ def _steps(metrics: Metrics) -> go.Bar:
         hovertemplate="%{x}: %{text}<extra></extra>",
         showlegend=False,
     )
+
+
+def _greatest(candidates: Sequence[Measurement]) -> float:
+    """The greatest speedup to show: an interval from three prompts may reach far beyond, and would hide them all."""
+    metrics = [measurement.metrics for measurement in candidates]
+    shown = [value for m in metrics for value in (m.speedup_ideal, m.speedup_geometric, m.speedup) if value is not None]
+    return max([1.0, *filter(math.isfinite, shown)])
 
 
 def _side_by_side(candidates: Sequence[Measurement]) -> list[go.Scatter]:

@@ -170,6 +170,6 @@ def test_the_truth_is_geometric_where_every_place_is_alike_and_there_is_room():
     off = Candidate(draft=None, gamma=0)
     assert true_speedup(machine, off, concurrency=4, prompt_tokens=10, output_tokens=20) == 1.0
     with pytest.raises(ValueError, match="eos_rate"):
-        true_speedup(Machine(eos_rate=0.1), off, concurrency=1, prompt_tokens=1, output_tokens=9)
+        true_speedup(Machine(eos_rate=1.0), off, concurrency=1, prompt_tokens=1, output_tokens=9)
     with pytest.raises(ValueError, match="output_tokens"):
         true_speedup(machine, off, concurrency=1, prompt_tokens=1, output_tokens=1)

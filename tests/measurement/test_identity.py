@@ -63,7 +63,9 @@ def test_content_ids_depend_on_what_was_measured(make_cell):
 
 def test_content_ids_do_not_depend_on_where_a_workload_lay_or_whether_a_a_was_asked_for(make_cell):
     cell = make_cell()
-    moved = replace(cell, workload=replace(cell.workload, path="/elsewhere/chat.jsonl"))
+    moved = replace(
+        cell, workload=replace(cell.workload, path="/elsewhere/chat.jsonl", context_path="/elsewhere/b.txt")
+    )
     assert _content(cell) == _content(moved) == _content(cell, protocol=Protocol(a_a=True))
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from simulated_rounds import request_trace
 
+from pipeline.engines.machine import Machine
 from pipeline.measurement.overlap import overlap_acceptance_correlation, prompt_output_overlap, with_overlap
 from pipeline.records.trace import Trace
 
@@ -65,3 +66,14 @@ def test_too_few_prompts_or_no_difference_between_them_correlate_with_nothing():
     assert overlap_acceptance_correlation([*points[:7], untested]) is None
     assert overlap_acceptance_correlation([replace(p, prompt_output_overlap=0.3) for p in points]) is None
     assert overlap_acceptance_correlation([replace(p, prompt_output_overlap=None) for p in points]) is None
+
+
+def test_a_round_looks_at_what_it_counts_and_sums_it_up(make_task, make_cell, measure):
+    result = measure(make_task(make_cell(concurrency=4)), Machine(eos_rate=0.05))
+    (measurement,) = result.measurements
+    for record in (measurement, result.baseline):
+        requests = [request for block in record.trace_blocks for request in block.trace.requests]
+        assert {r.counted for r in requests} == {True, False}
+        assert all((r.prompt_output_overlap is not None) == r.counted for r in requests)
+    counted = [r for block in measurement.trace_blocks for r in block.trace.requests if r.counted]
+    assert measurement.metrics.prompt_output_overlap == prompt_output_overlap(counted)

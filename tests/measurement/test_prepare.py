@@ -108,3 +108,37 @@ def test_a_prompt_over_the_models_context_is_named_with_what_it_leaves(make_cell
     run(engine_for, make_task, cell, Machine(max_context=34 + 24 + 1), max_gamma=0)
     with pytest.raises(InputError, match=r"prompt c\d+ has 3\d tokens; sim leaves it 30 .*output_tokens 24 - gamma 4"):
         run(engine_for, make_task, cell, Machine(max_context=34 + 24 + 1), max_gamma=4)
+
+
+def test_prompts_are_lengthened_with_text_of_their_own(make_cell, make_task, engine_for, chat_file):
+    plain, _ = run(engine_for, make_task, make_cell(format="chat", path=chat_file))
+    cell = make_cell(format="chat", path=chat_file, context_tokens=700)
+    got, lines = run(engine_for, make_task, cell)
+    assert [prompt.id for prompt in got.prompts] == [prompt.id for prompt in plain.prompts]
+    assert {len(prompt.tokens) for prompt in got.prompts} <= {697, 698, 699, 700}, "a character is up to four tokens"
+    texts = [bytes(prompt.tokens).decode() for prompt in got.prompts]
+    for prompt, text in zip(got.prompts, texts, strict=True):
+        assert text.startswith("<|user|>Reference material:\n\n")
+        assert text.endswith(f"\n\n---\n\nquestion {prompt.id[1:]}\n<|assistant|>")
+    assert len({text[40:80] for text in texts}) == len(texts)
+    assert got.content_hash != plain.content_hash
+    assert lines == ["sim · chat · greedy · C1 · lengthening 18 prompts"]
+    assert run(engine_for, make_task, cell)[0] == got
+
+
+def test_only_the_last_turn_carries_text_along(make_cell, make_task, engine_for, spec_bench_file):
+    plain, _ = run(engine_for, make_task, make_cell(format="spec_bench", path=spec_bench_file))
+    cell = make_cell(format="spec_bench", path=spec_bench_file, context_tokens=500)
+    got, _ = run(engine_for, make_task, cell)
+    for short, long in zip(plain.prompts, got.prompts, strict=True):
+        before, user, last = bytes(short.tokens).decode().rpartition("<|user|>")
+        text = bytes(long.tokens).decode()
+        assert text.startswith(before + user + "Reference material:\n\n"), "earlier answers are those of plain prompts"
+        assert text.endswith("\n\n---\n\n" + last)
+        assert 497 <= len(long.tokens) <= 500
+
+
+def test_a_length_beyond_the_models_context_is_refused(make_cell, make_task, engine_for, chat_file):
+    cell = make_cell(format="chat", path=chat_file, context_tokens=700)
+    with pytest.raises(InputError, match=r"prompt c\d+ has \d+ tokens; sim leaves it 575 \(context 600"):
+        run(engine_for, make_task, cell, Machine(max_context=600))

@@ -53,6 +53,14 @@ def test_rounds_are_those_of_the_strategy():
     assert plan(*QWEN, "search.strategy=grid").cells[0].seconds > 1.5 * plan(*QWEN).cells[0].seconds
 
 
+def test_prompts_are_as_long_as_their_workload_makes_them():
+    short, long = plan("workload=[chat]", "workloads.chat.context_tokens=[0,800]", "concurrency=[4]").cells
+    assert (short.cell.workload, long.cell.workload) == ("chat", "chat_ctx800")
+    assert short.prompt_tokens < long.prompt_tokens == 800
+    assert short.tau0_ms < long.tau0_ms
+    assert 2 * short.seconds < long.seconds
+
+
 def test_more_workers_take_less_time_and_more_loading():
     one, many = plan(*QWEN), plan(*QWEN, "cluster.workers=3")
     assert many.load_s == pytest.approx(3 * one.load_s)

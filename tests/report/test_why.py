@@ -78,6 +78,11 @@ def test_a_candidate_that_proposed_nothing_has_a_speedup_and_no_ideal(searched) 
     assert tuple(ideal.y) == (2.8, None)
 
 
+def test_an_interval_far_beyond_every_speedup_does_not_hide_them(confirmed) -> None:
+    wide = replace(confirmed, metrics=replace(confirmed.metrics, speedup_high=300.0))
+    assert cell_figure(wide, [wide]).layout.yaxis2.range == pytest.approx((0, 1.15 * 2.8))
+
+
 def test_the_page_has_a_section_per_cell_and_every_candidate_side_by_side(confirmed, searched) -> None:
     a_a = replace(searched[0], id="aa", kind="aa", candidate=Candidate(draft=None, gamma=0))
     look = replace(confirmed, id="look", kind="confirmation_look")

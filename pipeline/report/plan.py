@@ -63,7 +63,7 @@ def _totals(plan: Plan) -> Iterator[Text]:
     measurements = sum(cell.measurements for cell in plan.cells)
     baselines = sum(len(cell.rounds) for cell in plan.cells)
     yield Text(
-        f"{_count(len(plan.cells), 'cell')}, {_count(candidates, 'candidate')}; at most {measurements} measurements "
+        f"{_count(len(plan.cells), 'cell')}, {_count(candidates, 'candidate')}; up to {measurements} measurements "
         f"expected beside {_count(baselines, 'baseline')}"
     )
     yield Text(

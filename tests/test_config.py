@@ -143,7 +143,7 @@ class TestComposition:
         def declared(record: type) -> set[str]:
             return {field.name for field in fields(record)}
 
-        assert body(CONF / "target/base/target.yaml") == (declared(Target) - {"name"}) | {"drafts"}
+        assert body(CONF / "target/base/target.yaml") == (declared(Target) - {"name"}) | {"drafts", "shape"}
         assert body(CONF / "workload/base/workload.yaml") == declared(Workload) - {"name"}
         for sampling in options(CONF / "sampling"):
             assert body(CONF / f"sampling/{sampling}.yaml") == declared(Sampling) - {"name"}
@@ -151,7 +151,8 @@ class TestComposition:
         for draft in options(CONF / "draft"):
             path = CONF / f"draft/{draft}.yaml"
             record = methods[yaml.safe_load(path.read_text())["method"]]
-            assert body(path) == (declared(record) - {"name"}) | {"gammas"}
+            shape = {"shape"} if record is DraftModel else set()
+            assert body(path) == (declared(record) - {"name"}) | {"gammas"} | shape
         sections = declared(SweepSettings) - {"targets", "workloads", "samplings", "engine", "cluster", "tracking"}
         assert body(CONF / "sweep.yaml") == sections | {"defaults", "output_tokens"}
 
@@ -160,7 +161,18 @@ class TestComposition:
         assert workload == Workload(name="chat")
         blank = SweepSettings(name="", output_dir="", targets=(), workloads=(), samplings=(), concurrency=())
         settings = load_settings([])
-        for section in ("protocol", "search", "engine", "cluster", "tracking", "budget", "policy", "fresh", "reuse"):
+        for section in (
+            "protocol",
+            "search",
+            "engine",
+            "cluster",
+            "tracking",
+            "budget",
+            "policy",
+            "fresh",
+            "reuse",
+            "plan",
+        ):
             assert getattr(settings, section) == getattr(blank, section)
 
     def test_an_entry_of_a_list_is_overridden_by_its_key(self) -> None:

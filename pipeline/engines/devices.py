@@ -14,8 +14,9 @@ class Device:
 
     ``memory_efficiency`` and ``compute_efficiency`` are the shares of both that decoding reaches. A pass over one
     position multiplies a matrix by a vector, over more by a matrix, which may read its weights ``wide_factor`` times
-    slower. A forward takes ``launch_ms`` and ``layer_ms`` per layer beside its work: launches, and waiting between
-    kernels. ``memory_gb`` None is not known.
+    slower; with ``packed``, rows of different width are laid end to end, else padded to the widest. A forward takes
+    ``launch_ms`` and ``layer_ms`` per layer beside its work: launches, and waiting between kernels. ``memory_gb`` None
+    is not known.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Device:
     launch_ms: float
     layer_ms: float
     memory_gb: float | None = None
+    packed: bool = False
 
     @property
     def bytes_per_ms(self) -> float:
@@ -72,6 +74,7 @@ DEVICES: Mapping[str, Device] = {
         # Two cores of an AMD EPYC with AVX-512, measured by this project, not taken from a datasheet, so that nothing
         # is left to an efficiency: a plain step of SmolLM2-135M in fp32 (538 MB) takes about 21 ms, of which 15.5 go
         # into weights; a forward over 5 positions 30.3 ms and over 9 positions 31.7 ms (README, forward_q5 and q9).
+        # So weights are read 1.6 times slower for several positions, and from the ninth on arithmetic is taken to bind.
         # Only fp32 was measured; lower precision is taken to compute no faster.
         Device(
             name="cpu",
@@ -82,6 +85,7 @@ DEVICES: Mapping[str, Device] = {
             wide_factor=1.6,
             launch_ms=0.4,
             layer_ms=0.17,
+            packed=True,
         ),
     )
 }

@@ -85,7 +85,7 @@ class Machine:
     fail: Mapping[str, Fault] = field(default_factory=dict)
     """A draft's name, ``off`` or ``target`` → fault."""
 
-    def forward_ms(self, positions: int, *, rows: int = 1, context: float = 0.0) -> float:
+    def forward_ms(self, positions: float, *, rows: int = 1, context: float = 0.0) -> float:
         """One forward of the target over so many positions of all rows, after ``context`` tokens a row (a mean)."""
         roof = self._roof
         if roof is None:
@@ -108,6 +108,11 @@ class Machine:
     def of(self, key: Literal["alpha", "draft_ms", "miss"], draft: Draft) -> float:
         """``key`` for ``draft``: its own value where it has one."""
         return self.by_draft.get(f"{key}.{draft.name}", cast(float, getattr(self, key)))
+
+    @property
+    def packed(self) -> bool:
+        """Whether rows of different width are laid end to end, so that those that propose less cost less."""
+        return self._roof is not None and self._roof[0].packed
 
     @property
     def _roof(self) -> tuple[Device, ModelShape] | None:

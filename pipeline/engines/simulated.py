@@ -208,10 +208,11 @@ def _decode(
         width = 1 + max(proposed for _, proposed, *_ in last)
         slow, mean = pace.iteration(), context / len(rows)
         drafting = slow * machine.drafting_ms(draft, width - 1, rows=len(rows), context=mean) if draft else 0.0
-        verifying = slow * machine.forward_ms(len(rows) * width, rows=len(rows), context=mean)
-        overhead = slow * machine.overhead_ms
         emitted, accepted = sum(counts[4] for counts in last), sum(counts[3] for counts in last)
         proposed = sum(counts[1] for counts in last)
+        positions = len(rows) + proposed if machine.packed else len(rows) * width
+        verifying = slow * machine.forward_ms(positions, rows=len(rows), context=mean)
+        overhead = slow * machine.overhead_ms
         iterations.append(
             Iteration(
                 start_s=clock,
@@ -225,7 +226,7 @@ def _decode(
                 emitted=emitted,
                 stopped=len(rows) + accepted - emitted,
                 context_tokens=context,
-                pad_fraction=1 - (len(rows) + proposed) / (len(rows) * width),
+                pad_fraction=1 - (len(rows) + proposed) / positions,
                 tau_draft_ms=drafting,
                 tau_verify_ms=verifying,
                 tau_overhead_ms=overhead,

@@ -48,8 +48,9 @@ def truth(
 
     A text that ends early only cuts blocks short: where they begin does not depend on it. Noise multiplies both arms'
     times alike and drops out. Two things are approximate, both small: the C rows of an iteration are taken to be
-    independent (they begin together, and fillers never end early), and times are taken at the mean context. Raises
-    ValueError for outputs of one token, which no iteration writes, and for texts that all end at their first.
+    independent (they begin together, and fillers never end early), and times are taken at the mean context and, where
+    rows are packed, the mean of their positions. Raises ValueError for outputs of one token, which no iteration writes,
+    and for texts that all end at their first.
     """
     if machine.eos_rate >= 1.0:
         raise ValueError(f"eos_rate must be less than 1, got {machine.eos_rate}: no iteration would write anything")
@@ -79,8 +80,12 @@ def truth(
     context = prompt_tokens + float(begins @ plain) / float(begins.sum())
     widest = np.cumsum(proposed / proposed.sum()) ** rows  # P(no row of the iteration proposes more than i)
     share = np.diff(widest, prepend=0.0)
+    mean = rows * (1 + float(proposed @ np.arange(gamma + 1)) / float(proposed.sum()))
     tau = sum(
-        float(part) * _tau_ms(machine, candidate, 1 + steps, rows, context) for steps, part in enumerate(share) if part
+        float(part)
+        * _tau_ms(machine, candidate, 1 + steps, rows, context, mean if machine.packed and rows > 1 else None)
+        for steps, part in enumerate(share)
+        if part
     )
     return Truth(emitted_per_verification=written / float(begins.sum()), tau0_ms=tau0, tau_spec_ms=tau)
 
@@ -142,8 +147,10 @@ def _blocks(how: _Acceptance, gamma: int, output_tokens: int) -> tuple[Array, Ar
     return np.asarray(begins[1:output_tokens].sum(axis=1).mean(axis=1)), proposed[1:]
 
 
-def _tau_ms(machine: Machine, candidate: Candidate, width: int, rows: int, context: float) -> float:
-    """An iteration of ``rows`` rows whose widest verifies ``width`` positions."""
+def _tau_ms(
+    machine: Machine, candidate: Candidate, width: int, rows: int, context: float, positions: float | None = None
+) -> float:
+    """An iteration of ``rows`` rows whose widest verifies ``width`` positions, all together ``positions`` if packed."""
     draft = candidate.draft
     drafting = machine.drafting_ms(draft, width - 1, rows=rows, context=context) if draft and width > 1 else 0.0
-    return drafting + machine.forward_ms(rows * width, rows=rows, context=context) + machine.overhead_ms
+    return drafting + machine.forward_ms(positions or rows * width, rows=rows, context=context) + machine.overhead_ms

@@ -82,6 +82,8 @@ class _Prompts:
 def _prompts(workload: Workload, settings: SweepSettings) -> _Prompts:
     """How many, and how long by their characters; prompts too long for the workload are dropped by its measurement."""
     found = load_prompts(workload).prompts
+    if workload.context_tokens is not None:
+        return _Prompts(len(found), workload.context_tokens)
     each = settings.plan.characters_per_token
     lengths = [TEMPLATE_TOKENS + sum(len(message.content) for message in p.messages) / each for p in found]
     longest = workload.max_prompt_tokens or float("inf")

@@ -43,7 +43,8 @@ def _parts(plan: Plan, every_candidate: bool) -> Iterator[RenderableType]:
         yield Text(f"{cell.cell.label}: a plain step takes {cell.tau0_ms:.2f} ms", style="bold")
         weighed = ("candidate", "α", "S", "S=1", *(f"α={alpha:g}" for alpha in alphas))
         rows = [_candidate_row(each, alphas) for each in shown(cell, every_candidate)]
-        yield Padding(_table(weighed, rows), (0, 0, 1, _GAP), expand=False)
+        yield Padding(_table(weighed, rows), (0, 0, 0, _GAP), expand=False)
+        yield Text()
 
 
 def shown(cell: PlannedCell, every_candidate: bool) -> Sequence[PlannedCandidate]:
@@ -62,7 +63,7 @@ def _totals(plan: Plan) -> Iterator[Text]:
     measurements = sum(cell.measurements for cell in plan.cells)
     baselines = sum(len(cell.rounds) for cell in plan.cells)
     yield Text(
-        f"{_count(len(plan.cells), 'cell')}, {_count(candidates, 'candidate')}; at most {measurements} measurements "
+        f"{_count(len(plan.cells), 'cell')}, {_count(candidates, 'candidate')}; up to {measurements} measurements "
         f"expected beside {_count(baselines, 'baseline')}"
     )
     yield Text(

@@ -137,3 +137,9 @@ def test_gpus_bind_on_memory_alone_and_on_arithmetic_in_a_crowd():
         one, crowd = (forward_ms(LLAMA_8B, device, "bfloat16", rows=rows) for rows in (1, 2048))
         assert one == pytest.approx(bytes_read(LLAMA_8B, "bfloat16", 1, 1, 0) / device.bytes_per_ms)
         assert crowd == pytest.approx(2048 * flops_per_token(LLAMA_8B, 1) / device.flops_per_ms("bfloat16"))
+
+
+@pytest.mark.parametrize(("rows", "width", "measured_ms"), [(1, 1, 21.0), (1, 5, 30.3), (1, 9, 31.7), (8, 1, 31.0)])
+def test_the_cpu_costs_what_was_measured_on_it(rows, width, measured_ms):
+    found = forward_ms(SMOL, DEVICES["cpu"], "float32", rows=rows, width=width, context=100)
+    assert found == pytest.approx(measured_ms, rel=0.05)

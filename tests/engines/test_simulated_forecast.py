@@ -152,7 +152,7 @@ def measured(machine: Machine, candidate: Candidate, slots: int, tokens: int, so
 
 @pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize(("draft", "gamma"), [(NGRAM, 2), (SMALL, 5)])
-@pytest.mark.parametrize("source", ["simulated:?token_ms=1&tau0_ms=6", ROOFLINE])
+@pytest.mark.parametrize("source", ["simulated:?token_ms=1&tau0_ms=6", ROOFLINE, ROOFLINE.replace("h100", "cpu")])
 def test_the_true_speedup_is_what_long_runs_without_noise_tend_to(slots, draft, gamma, source):
     machine = Machine(noise=0.0, alpha_decay=0.95, alpha_spread=0.2, by_draft={"miss.ngram": 0.3})
     candidate = Candidate(draft=draft, gamma=gamma)

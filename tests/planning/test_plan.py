@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import cache
 
 import pytest
 from rich.console import Console
@@ -16,6 +17,7 @@ from pipeline.report.plan import budget_overrides, print_plan, shown
 QWEN = ["target=[qwen3_8b]", "cluster=gpu", "cluster.accelerator_type=H100", "concurrency=[1,8,32]"]
 
 
+@cache
 def plan(*overrides: str) -> Plan:
     return make_plan(load_settings(overrides))
 
@@ -49,6 +51,14 @@ def test_rounds_are_those_of_the_strategy():
     assert kinds(tpe) == [("search", 4), ("search", 2), *looks]
     assert tpe.cells[0].measurements == 9
     assert plan(*QWEN, "search.strategy=grid").cells[0].seconds > 1.5 * plan(*QWEN).cells[0].seconds
+
+
+def test_prompts_are_as_long_as_their_workload_makes_them():
+    short, long = plan("workload=[chat]", "workloads.chat.context_tokens=[0,800]", "concurrency=[4]").cells
+    assert (short.cell.workload, long.cell.workload) == ("chat", "chat_ctx800")
+    assert short.prompt_tokens < long.prompt_tokens == 800
+    assert short.tau0_ms < long.tau0_ms
+    assert 2 * short.seconds < long.seconds
 
 
 def test_more_workers_take_less_time_and_more_loading():

@@ -11,7 +11,7 @@ from test_families import tiny_config, tiny_model
 from tiny_models import GREEDY, WARM, assert_counts_hold, mixed_requests, outputs, save, tiny_llama
 from torch import Tensor
 
-from pipeline.engines.contract import OFF, Limits, Request, Schedule
+from pipeline.engines.contract import OFF, Limits, Passage, Request, Schedule
 from pipeline.engines.decoding import recordings as recordings_module
 from pipeline.engines.decoding.engine import DecodingEngine
 from pipeline.engines.decoding.recordings import Capture, Recordings
@@ -65,6 +65,27 @@ def made(engine: DecodingEngine) -> Recordings:
     assert engine._loaded is not None
     assert engine._loaded.model.recordings is not None
     return engine._loaded.model.recordings
+
+
+@pytest.mark.parametrize("kind", ["exit", "draft"])
+def test_texts_are_scored_and_widths_timed_beside_recordings(
+    both_ways: Engines, target: Target, draft: DraftModel, kind: str
+) -> None:
+    """A score is no recorded forward, reads the same slots, and comes between two runs that are."""
+    proposer = EXIT if kind == "exit" else draft
+    requests = mixed_requests(5)
+    found = []
+    for engine in both_ways:
+        before = texts(engine, target, proposer, 3, requests)
+        passages = [Passage(request=request, output=before[request.request_id]) for request in requests]
+        found.append([weight for weights in engine.score(passages, WARM, proposer) for weight in weights])
+        for timed in (None, proposer):
+            trace = engine.time_widths(requests, GREEDY, timed, [2, 0, 1])
+            assert_counts_hold(trace, requests)
+            assert outputs(trace) == before
+        assert texts(engine, target, proposer, 3, requests) == before
+    assert len(made(both_ways[1])) > 3
+    assert found[1] == pytest.approx(found[0], abs=1e-5)
 
 
 @pytest.mark.parametrize("concurrency", [1, 6])

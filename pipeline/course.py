@@ -87,6 +87,7 @@ class Course:
         self._forecast_tries = 0
         self._hopeless: Forecast | None = None
         self._search_over = False
+        self._only: Candidate | None = None
         self.spent_s = 0.0
         self._resume()
 
@@ -104,20 +105,26 @@ class Course:
             self.decision = off_by_forecast(self.cell.key, self._forecast, self._hopeless)
             return None
         if not self._search_over and (asked := self._study.ask()):
-            chosen = asked[:1] if self._alone else asked
-            return self._task("search", chosen, self._allotment.search, replicate=0)
+            if self._needs_no_ranking(asked):
+                self._only = asked[0]
+            else:
+                chosen = asked[:1] if self._alone else asked
+                return self._task("search", chosen, self._allotment.search, replicate=0)
         self._search_over = True
         if self._a_a_due:
             return self._task("aa", (OFF,), self._allotment.search, replicate=0)
-        winner = choose(tuple(self._searched.values()))
-        if winner is not None and self._looks and self._looks[0].candidate != winner.candidate:
+        winner = self._winner()
+        if winner is not None and self._looks and self._looks[0].candidate != winner:
             self._begin_again()
+        if winner is not None and self._confirmed() and self._only is not None and self._disappointed():
+            self._only, self._search_over = None, False
+            return self.next_task()
         if winner is None or self._confirmed():
             self._decide()
             return None
         span = self._allotment.looks[len(self._looks)]
         replicate = self._attempt * LOOKS + len(self._looks)
-        return self._task("confirmation_look", (winner.candidate,), span, replicate=replicate)
+        return self._task("confirmation_look", (winner,), span, replicate=replicate)
 
     def take(self, task: RoundTask, result: RoundResult) -> None:
         """Enter what a round gave; its records are in the store already."""
@@ -164,6 +171,20 @@ class Course:
         if self.decision is None:
             self._decide(out_of_budget=True)
 
+    def _needs_no_ranking(self, asked: Sequence[Candidate]) -> bool:
+        """Whether one forecast is so far ahead that nothing is left to rank: it goes to its confirmation at once."""
+        alone = len(asked) == 1 < self._settings.search.candidates_per_round
+        return alone and not self._searched and self._only is None and self._forecast is not None
+
+    def _winner(self) -> Candidate | None:
+        best = choose(tuple(self._searched.values()))
+        return self._only if best is None else best.candidate
+
+    def _disappointed(self) -> bool:
+        """Whether what was confirmed without a search does not pay, and something else is now expected to do better."""
+        assert self.confirmation is not None
+        return verdict(self.confirmation, self._settings.policy.margin) != "on" and bool(self._study.ask())
+
     def _resume(self) -> None:
         key = self.cell.key
         mine = [m for m in self._store.measurements() if m.cell == key]
@@ -177,6 +198,8 @@ class Course:
         for measurement in sorted(mine, key=lambda m: (m.kind, m.replicate)):
             self._enter(measurement)
         self._search_over = bool(self._looks)
+        if self._looks and not self._searched:
+            self._only = self._looks[0].candidate
         self.next_task()  # decides, if everything needed is in the store
 
     def _expect(self, forecast: CellForecast) -> None:
@@ -219,19 +242,25 @@ class Course:
 
     def _pool(self) -> None:
         self.confirmation = pool(self._looks, self._baselines(), CONFIRMATION_LEVEL)
+        if not self._searched:  # then it is all that the study knows of this candidate
+            self._study.tell(self.confirmation)
 
     def _baselines(self) -> list[Baseline]:
         return [baseline for baseline in self._store.baselines() if baseline.cell == self.cell.key]
 
     def _confirmed(self) -> bool:
-        """Whether the looks so far turn the cell on, or there are no more to come.
+        """Whether the looks so far decide, or there are no more to come.
 
-        An early look may turn a cell on, never off: where a few prompts gain much, the first ones may hold none of
-        them, and a jackknife sees no spread in what it did not meet.
+        Any look may turn the cell on. Off takes two looks: where a few prompts gain much, the first ones may hold none
+        of them, and a jackknife sees no spread in what it did not meet. Nor is a third look taken where two have found
+        no gain that would pay: it could hardly turn the cell on, and stopping for that makes no cell falsely on.
         """
         if self.confirmation is None:
             return False
-        return len(self._looks) == LOOKS or verdict(self.confirmation, self._settings.policy.margin) == "on"
+        margin = self._settings.policy.margin
+        if len(self._looks) == LOOKS or verdict(self.confirmation, margin) == "on":
+            return True
+        return len(self._looks) == LOOKS - 1 and self.confirmation.metrics.speedup <= 1 + margin
 
     def _candidate_failed(self, failure: Failure) -> None:
         candidate = failure.candidate
@@ -248,6 +277,7 @@ class Course:
         self._study.fail(candidate, failure.message)
         self._search_over = False
         self._searched.pop(candidate, None)
+        self._only = None if self._only == candidate else self._only
         if self._looks and self._looks[0].candidate == candidate:
             self._begin_again()
 

@@ -179,12 +179,19 @@ class Engine(Protocol):
         """
 
     def time_widths(
-        self, arrivals: Sequence[Request], sampling: Sampling, draft: Draft | None, gammas: Sequence[int]
+        self,
+        arrivals: Sequence[Request],
+        sampling: Sampling,
+        draft: Draft | None,
+        gammas: Sequence[int],
+        proposing: Sequence[int] | None = None,
     ) -> Trace:
         """As ``run``, but iteration i proposes γ = gammas[i mod len(gammas)] in every row: for its times alone.
 
-        ``draft`` None proposes arbitrary tokens, γ of them in every row with room: what a verification of that width
-        costs whoever drafted. The trace's ``Iteration.gamma`` says which γ was due.
+        ``draft`` None proposes arbitrary tokens, γ of them in every row with room, or in the first
+        ``proposing[i mod len(gammas)]`` rows alone: what a verification of that width costs whoever drafted. The
+        trace's ``Iteration.gamma`` says which γ was due. Raises ValueError for ``proposing`` where rows are padded to
+        the widest, so that it would not matter.
         """
 
     def tie_margin(self, request: Request, output: Sequence[int], sampling: Sampling) -> float:

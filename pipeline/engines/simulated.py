@@ -124,10 +124,17 @@ class SimulatedEngine:
         return tuple(scores)
 
     def time_widths(
-        self, arrivals: Sequence[Request], sampling: Sampling, draft: Draft | None, gammas: Sequence[int]
+        self,
+        arrivals: Sequence[Request],
+        sampling: Sampling,
+        draft: Draft | None,
+        gammas: Sequence[int],
+        proposing: Sequence[int] | None = None,
     ) -> Trace:
         if not gammas or min(gammas) < 0:
             raise ValueError(f"gammas must name at least one gamma >= 0, got {tuple(gammas)}")
+        if proposing is not None:
+            raise ValueError("rows are padded to the widest here, so that it does not matter how many propose")
         return self._run(arrivals, sampling, draft, max(gammas), lambda place, _: gammas[place % len(gammas)])
 
     def _run(

@@ -49,7 +49,7 @@ def verdict(measurement: Measurement, margin: float) -> Literal["on", "off"] | N
 
 
 def far_below(forecast: CellForecast) -> Forecast | None:
-    """The best forecast, if even its upper limit (99.5 %, of the forecast's error and of the prompts) is below 1.
+    """The best forecast, if no forecast's upper limit (99 %, of its own error and of the prompts) reaches 1.
 
     None where there is hope, or nothing is forecast, or a forecast rests on fewer than 3 prompts.
     """
@@ -60,10 +60,10 @@ def far_below(forecast: CellForecast) -> Forecast | None:
 
 
 def _forecast_limits(forecast: Forecast, prompts: int) -> tuple[float, float]:
-    """Bounds of S at 99 %."""
+    """Bounds of S, each at 99 %."""
     if forecast.spread is None:
         return 0.0, math.inf
-    half = t_quantile(0.995, prompts - 1) * math.hypot(forecast.error, forecast.spread)
+    half = t_quantile(0.99, prompts - 1) * math.hypot(forecast.error, forecast.spread)
     return forecast.speedup * math.exp(-half), forecast.speedup * math.exp(half)
 
 
@@ -72,7 +72,7 @@ def off_by_forecast(cell: CellKey, forecast: CellForecast, best: Forecast) -> De
     low, high = _forecast_limits(best, forecast.prompts)
     steps = best.tau_spec_ms / forecast.tau0_ms
     reason = (
-        f"not measured: {best.candidate.label} is forecast best at {_times(best.speedup)} ({low:.2f}–{high:.2f}, 99 %) "
+        f"not measured: {best.candidate.label} is forecast best at {_times(best.speedup)} ({low:.2f}–{high:.2f}, 98 %) "
         f"from plain decoding of {forecast.prompts} prompts, too far below 1 to measure: an iteration would give "
         f"{best.speedup * steps:.2f} tokens and take {steps:.2f} plain steps"
     )

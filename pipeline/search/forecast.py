@@ -23,7 +23,7 @@ from pipeline.records.target import Candidate, Draft, Ngram
 from pipeline.records.task import RoundResult, RoundTask
 from pipeline.records.trace import Iteration, RequestTrace, Trace
 from pipeline.search.replay import Script, Walk, looked_up, probed, scored, walk
-from pipeline.search.timing import Costs, Curve, drafting_costs, looking_cost, verification_costs
+from pipeline.search.timing import Costs, Curve, Verification, drafting_costs, looking_cost, verification_costs
 
 Floats = npt.NDArray[np.float64]
 
@@ -54,7 +54,7 @@ def forecast_round(engine: Engine, task: RoundTask, prepared: Prepared, progress
         most = max((c.gamma for c in task.candidates), default=1)
         blocks = deal(task, prepared)
         passes = _Passes(engine, task, blocks[0])
-        verification = verification_costs(passes.over(None, range(most + 1), WIDTH_CYCLES), task.cell.concurrency)
+        verification = passes.verification(most)
     except Exception as error:
         return RoundResult(baseline=None, measurements=(), failures=(as_failure(key, None, error),))
     asked = {request.request_id: request for block in blocks for request in block}
@@ -69,7 +69,7 @@ def forecast_round(engine: Engine, task: RoundTask, prepared: Prepared, progress
         except Exception as error:
             failures += [as_failure(key, candidate, error) for candidate in mine]
             continue
-        costs = Costs(task.cell.concurrency, engine.facts.end_to_end, *verification, drafting)
+        costs = Costs(verification, drafting)
         made = (forecast_candidate(c, method, scripts, costs, baseline.tau0_ms) for c in mine)
         forecasts += [forecast for forecast in made if forecast is not None]
     cell = CellForecast(
@@ -103,24 +103,21 @@ def forecast_candidate(
     known = len(prompts) > 1 and bool((left > 0.0).all())
     accepted = acceptance((w for block in played for w in block.walks), candidate.gamma)
     weights = np.concatenate([block.counted for block in played])
-    draft_ms, verify_ms, overhead_ms = (
-        float(weights @ np.concatenate([block.phases[i] for block in played]) / weights.sum()) * tau0_ms
-        for i in range(3)
-    )
+    d, v, h = (float(weights @ np.concatenate([block.phases[i] for block in played]) / weights.sum()) for i in range(3))
     return Forecast(
         candidate=candidate,
         method=method,
         speedup=float(total[0] / total[1]),
-        error=hypot(MODEL_ERROR[method], costs.error),
+        error=hypot(MODEL_ERROR[method], costs.error(d, v, h)),
         spread=sqrt(jackknife_variance(np.log(left[:, 0] / left[:, 1]))) if known else None,
         emitted_per_verification=accepted.emitted_per_verification,
         acceptance_rate=accepted.acceptance_rate,
         proposed_per_iteration=accepted.proposed_per_iteration,
         marginal=accepted.marginal,
-        tau_draft_ms=draft_ms,
-        tau_verify_ms=verify_ms,
-        tau_overhead_ms=overhead_ms,
-        tau_spec_ms=draft_ms + verify_ms + overhead_ms,
+        tau_draft_ms=d * tau0_ms,
+        tau_verify_ms=v * tau0_ms,
+        tau_overhead_ms=h * tau0_ms,
+        tau_spec_ms=(d + v + h) * tau0_ms,
     )
 
 
@@ -199,7 +196,22 @@ class _Passes:
     task: RoundTask
     block: Sequence[Request]
 
-    def trace(self, draft: Draft | None, gammas: Sequence[int], cycles: int) -> Trace:
+    def verification(self, most: int) -> Verification:
+        """Up to γ = ``most``. Where rows are laid end to end a second pass has one row, or all but one, propose."""
+        rows = self.task.cell.concurrency
+        even = self.over(None, range(most + 1), WIDTH_CYCLES)
+        if rows == 1 or not self.engine.facts.end_to_end:
+            return verification_costs(even, (), rows)
+        some = sorted({1, 2, (most + 1) // 2, most})
+        shapes = {0: (0, rows)} | {
+            row * gamma: (gamma, row) for row in (1, rows - 1) for gamma in some if gamma <= most
+        }
+        gammas, proposing = zip(*(shapes[total] for total in sorted(shapes)), strict=True)
+        return verification_costs(even, self.over(None, gammas, WIDTH_CYCLES, proposing), rows)
+
+    def trace(
+        self, draft: Draft | None, gammas: Sequence[int], cycles: int, proposing: Sequence[int] | None = None
+    ) -> Trace:
         """γ goes over ``gammas`` ``cycles`` times, less often where many proposals stand or the context ends."""
         wanted = len(gammas) * cycles + max(gammas) + 2
         longest = self.engine.facts.max_context - max(len(r.tokens) for r in self.block) - self.task.max_gamma - 1
@@ -208,11 +220,13 @@ class _Passes:
             for r in self.block
             if r.counted
         ]
-        return self.engine.time_widths(requests, self.task.cell.sampling, draft, gammas)
+        return self.engine.time_widths(requests, self.task.cell.sampling, draft, gammas, proposing)
 
-    def over(self, draft: Draft | None, gammas: Sequence[int], cycles: int) -> Sequence[Iteration]:
+    def over(
+        self, draft: Draft | None, gammas: Sequence[int], cycles: int, proposing: Sequence[int] | None = None
+    ) -> Sequence[Iteration]:
         """Its iterations without the first cycle's."""
-        return self.trace(draft, gammas, cycles).iterations[len(gammas) :]
+        return self.trace(draft, gammas, cycles, proposing).iterations[len(gammas) :]
 
 
 def _scripts(

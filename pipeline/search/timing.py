@@ -21,7 +21,7 @@ OF_MEDIAN = 1.2533
 
 @dataclass(frozen=True)
 class Curve:
-    """A time over ``at`` (ascending), linear between and level beyond; ``error`` is its relative standard error."""
+    """A time over ``at`` (ascending), linear between and level beyond; ``error`` is a relative standard error of it."""
 
     at: Floats
     value: Floats
@@ -32,52 +32,80 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Costs:
-    """Times of an iteration of C rows over that of a plain step, by what the rows propose.
+class Verification:
+    """Times of verifying over that of a plain step of ``rows`` rows.
 
-    ``verify`` is by positions run, ``overhead`` by width, ``draft`` by the most that a row proposes. ``end_to_end``:
-    positions are C + Σ proposed; else each row runs as many as the widest.
+    ``even`` is by positions where every row has as many, padding included; ``uneven`` by positions laid end to end,
+    None where rows are padded to the widest; ``overhead`` by width.
     """
 
     rows: int
-    end_to_end: bool
-    verify: Curve
+    even: Curve
+    uneven: Curve | None
     overhead: Curve
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Times of an iteration over that of a plain step; drafting is by the most that a row proposes."""
+
+    verification: Verification
     draft: Curve
+
+    @property
+    def rows(self) -> int:
+        return self.verification.rows
 
     def phases(self, most: Floats, total: Floats) -> tuple[Floats, Floats, Floats]:
         """(drafting, verification, overhead) of iterations whose rows propose ``most`` at most and ``total`` together.
 
         An iteration in which nobody proposes anything is a plain step, and what looking for proposals took.
         """
-        positions = self.rows + total if self.end_to_end else self.rows * (1.0 + most)
-        return self.draft(most), self.verify(positions), self.overhead(1.0 + most)
+        even, uneven = self.verification.even, self.verification.uneven
+        verify = even(self.rows * (1.0 + most))
+        if uneven is not None:
+            verify = np.where(total < self.rows * most, uneven(self.rows + total), verify)
+        return self.draft(most), verify, self.verification.overhead(1.0 + most)
 
-    @property
-    def error(self) -> float:
-        """One relative standard error of an iteration's cost."""
-        return sqrt(self.verify.error**2 + self.draft.error**2)
+    def error(self, draft: float, verify: float, overhead: float) -> float:
+        """One relative standard error of an iteration that takes so much in its phases."""
+        whole = draft + verify + overhead
+        return sqrt((self.verification.even.error * (verify + overhead)) ** 2 + (self.draft.error * draft) ** 2) / whole
 
 
-def verification_costs(iterations: Iterable[Iteration], rows: int) -> tuple[Curve, Curve]:
-    """(verify by positions, overhead by width) from a pass whose γ ran round; over the time of its plain steps.
+def verification_costs(even: Iterable[Iteration], uneven: Iterable[Iteration], rows: int) -> Verification:
+    """From a pass whose γ ran round in every row, and one (or nothing) in which only some rows proposed.
 
-    Only iterations of ``rows`` rows in which each proposed what was due count: requests that near their limit propose
-    less. Raises ValueError where none was plain or none proposed anything.
+    Each over its own plain steps. Only iterations of ``rows`` rows in which what was due was proposed count: requests
+    that near their limit propose less. Raises ValueError where no step was plain or none proposed anything.
     """
-    full = [i for i in iterations if i.active == rows and i.proposed == rows * i.gamma]
-    by_gamma = {gamma: [i for i in full if i.gamma == gamma] for gamma in sorted({i.gamma for i in full})}
-    if len(by_gamma) < 2 or 0 not in by_gamma:
+    full = [i for i in even if i.active == rows and i.proposed == rows * i.gamma]
+    verify, error = _by_positions(full, rows)
+    gammas = sorted({i.gamma for i in full})
+    plain = _median([i.tau_ms for i in full if i.gamma == 0])
+    over = [_median([i.tau_overhead_ms for i in full if i.gamma == gamma]) / plain for gamma in gammas]
+    some = [i for i in uneven if i.active == rows and i.width in (1, i.gamma + 1) and i.proposed <= rows * i.gamma]
+    return Verification(
+        rows=rows,
+        even=Curve(*verify, error),
+        uneven=Curve(*_by_positions(some, rows)[0], error) if some else None,
+        overhead=Curve(1.0 + np.array(gammas, dtype=np.float64), np.array(over), 0.0),
+    )
+
+
+def _by_positions(iterations: Sequence[Iteration], rows: int) -> tuple[tuple[Floats, Floats], float]:
+    """((positions, verification over a plain step), relative error) of iterations grouped by what they propose."""
+    by_total = {
+        total: [i for i in iterations if i.proposed == total] for total in sorted({i.proposed for i in iterations})
+    }
+    if len(by_total) < 2 or 0 not in by_total:
         raise ValueError("a pass over widths needs plain steps and steps with proposals")
-    plain = _median([i.tau_ms for i in by_gamma[0]])
-    gammas = np.array(list(by_gamma), dtype=np.float64)
-    verify = np.array([_median([i.tau_verify_ms for i in mine]) for mine in by_gamma.values()]) / plain
-    overhead = np.array([_median([i.tau_overhead_ms for i in mine]) for mine in by_gamma.values()]) / plain
-    errors = [_error([i.tau_ms for i in mine]) for mine in by_gamma.values()]
-    error = sqrt(errors[0] ** 2 + float(np.mean(np.square(errors[1:]))))
+    plain = _median([i.tau_ms for i in by_total[0]])
+    value = np.array([_median([i.tau_verify_ms for i in mine]) for mine in by_total.values()]) / plain
+    errors = [_error([i.tau_ms for i in mine]) for mine in by_total.values()]
     # Noise apart, more positions never take less time; a curve that fell would make the search prefer its dips.
-    verify = np.maximum.accumulate(verify)
-    return Curve(rows * (1.0 + gammas), verify, error), Curve(1.0 + gammas, overhead, 0.0)
+    at = rows + np.array(list(by_total), dtype=np.float64)
+    return (at, np.maximum.accumulate(value)), sqrt(errors[0] ** 2 + float(np.mean(np.square(errors[1:]))))
 
 
 def drafting_costs(iterations: Iterable[Iteration]) -> Curve:
@@ -88,13 +116,13 @@ def drafting_costs(iterations: Iterable[Iteration]) -> Curve:
     """
     seen = list(iterations)
     plain = _plain_ms(seen)
-    full = [i for i in seen if i.gamma > 0 and i.width == i.gamma + 1]
+    full = [i for i in seen if i.gamma > 0 and i.width == i.gamma + 1 and i.tau_draft_ms > 0]
     if not full:
         raise ValueError("the draft proposed nothing in its pass")
     gammas = sorted({i.gamma for i in full})
     by_gamma = [[i.tau_draft_ms for i in full if i.gamma == gamma] for gamma in gammas]
     value = np.array([0.0, *(_median(mine) / plain for mine in by_gamma)])
-    errors = [_error(mine) * share for mine, share in zip(by_gamma, value[1:], strict=True)]
+    errors = [_error(mine) for mine in by_gamma]
     return Curve(np.array([0.0, *gammas]), value, sqrt(float(np.mean(np.square(errors)))))
 
 
@@ -102,11 +130,10 @@ def looking_cost(iterations: Iterable[Iteration]) -> Curve:
     """The same for a draft whose looking takes as long whatever it finds. Raises ValueError as above."""
     seen = list(iterations)
     plain = _plain_ms(seen)
-    looking = [i.tau_draft_ms for i in seen if i.gamma > 0]
+    looking = [i.tau_draft_ms for i in seen if i.gamma > 0 and i.tau_draft_ms > 0]
     if not looking:
         raise ValueError("the draft was never asked in its pass")
-    value = _median(looking) / plain
-    return Curve(np.array([0.0]), np.array([value]), _error(looking) * value if value > 0.0 else 0.0)
+    return Curve(np.array([0.0]), np.array([_median(looking) / plain]), _error(looking))
 
 
 def _plain_ms(iterations: Sequence[Iteration]) -> float:

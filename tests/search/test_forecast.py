@@ -69,7 +69,9 @@ def forecast(task: RoundTask, machine: Machine) -> CellForecast:
 
 
 def measured(task: RoundTask, machine: Machine) -> dict[Candidate, float]:
-    result = measure_round(opened(task, machine), replace(task, kind="search"), prepared(), lambda line: None)
+    result = measure_round(
+        opened(task, machine), replace(task, kind="confirmation_look"), prepared(), lambda line: None
+    )
     return {m.candidate: m.metrics.speedup for m in result.measurements}
 
 
@@ -88,7 +90,7 @@ def test_where_nothing_is_left_to_chance_and_no_time_is_noisy_the_forecast_is_th
 def test_counts_of_the_forecast_are_the_measurement_s() -> None:
     task = task_of(CANDIDATES)
     found = {f.candidate: f for f in forecast(task, QUIET).forecasts}
-    result = measure_round(opened(task, QUIET), replace(task, kind="search"), prepared(), lambda line: None)
+    result = measure_round(opened(task, QUIET), replace(task, kind="confirmation_look"), prepared(), lambda line: None)
     for m in result.measurements:
         f = found[m.candidate]
         assert f.emitted_per_verification == pytest.approx(m.metrics.emitted_per_verification)
@@ -97,8 +99,9 @@ def test_counts_of_the_forecast_are_the_measurement_s() -> None:
         assert f.tau_spec_ms == pytest.approx(m.metrics.tau_spec_ms)
 
 
-def test_a_draft_that_often_has_nothing_to_say_is_probed_for_that_too() -> None:
-    task, machine = task_of(CANDIDATES), replace(QUIET, miss=0.4, eos_rate=0.0)
+def test_a_head_that_often_has_nothing_to_say_is_probed_for_that_too() -> None:
+    task = task_of(tuple(Candidate(draft=HEAD, gamma=g) for g in (1, 3, 5)))
+    machine = replace(QUIET, miss=0.4, eos_rate=0.0, match_tokens=1, alpha=0.9)
     real = measured(task, machine)
     for f in forecast(task, machine).forecasts:
         assert f.method == "probe"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from pipeline.benchmarks.conditions import cpus
 from pipeline.benchmarks.rows import Better, Row, Wanted, alone
+from pipeline.benchmarks.search.asking import Asking
 from pipeline.cells import cells_of
 from pipeline.config import load_settings
 from pipeline.engines.contract import Engine, Limits
@@ -20,7 +22,7 @@ from pipeline.policy.decide import choose
 from pipeline.records.cell import Cell
 from pipeline.records.forecast import Forecast
 from pipeline.records.measurement import Measurement, RoundKind
-from pipeline.records.settings import SweepSettings
+from pipeline.records.settings import EngineSettings, SweepSettings
 from pipeline.records.target import Candidate
 from pipeline.records.task import RoundResult, RoundTask
 from pipeline.search.forecast import forecast_round
@@ -28,10 +30,10 @@ from pipeline.search.guided import Guided
 from pipeline.search.space import CandidateSpace
 from pipeline.workloads.load import load_prompts
 
+CELLS = (("code_edit", 1), ("chat", 4))
+"""Workload and concurrency: one where decoding is alone, one where rows of different widths share a verification."""
 GAMMAS = "[1,2,3,4,5,6,7,8]"
 OVERRIDES = (
-    "workload=[code_edit,chat]",
-    "concurrency=[1,4]",
     f"targets.smollm2.drafts.ngram.gammas={GAMMAS}",
     f"targets.smollm2.drafts.early_exit.gammas={GAMMAS}",
 )
@@ -97,18 +99,26 @@ def real_rows(cells: Sequence[RealCell]) -> list[Row]:
     return [*rows, *(alone(f"regret_{cell.label}", "of S", "less", [cell.regret]) for cell in cells)]
 
 
-def measure_cells(engine: Engine, overrides: Sequence[str], say: Say) -> list[RealCell]:
-    """Every candidate of every cell of the default target that ``overrides`` leave, n-gram and early exit."""
-    settings = load_settings([*OVERRIDES, *overrides])
-    return [_Cell(engine, settings, place, say).measure() for place in range(len(cells_of(settings, "cpu")))]
+def real(asking: Asking) -> Iterator[Row]:
+    """The default target, n-gram and early exit, γ 1 to 8: every candidate of ``CELLS`` measured, on all CPUs alone."""
+    from pipeline.engines.decoding.engine import DecodingEngine  # no other question needs PyTorch
+
+    engine = DecodingEngine(EngineSettings(), cpus())
+    yield from real_rows([measure_cell(engine, *cell, asking.say) for cell in CELLS])
+
+
+def measure_cell(engine: Engine, workload: str, concurrency: int, say: Say, overrides: Sequence[str] = ()) -> RealCell:
+    """Everything that can be measured of one cell of the default target, as ``overrides`` change it."""
+    chosen = (f"workload=[{workload}]", f"concurrency=[{concurrency}]")
+    return _Cell(engine, load_settings([*chosen, *OVERRIDES, *overrides]), say).measure()
 
 
 class _Cell:
-    def __init__(self, engine: Engine, settings: SweepSettings, place: int, say: Say) -> None:
+    def __init__(self, engine: Engine, settings: SweepSettings, say: Say) -> None:
         self._engine = engine
         self._settings = settings
         self._say = say
-        self._cell, choice = cells_of(settings, "cpu")[place]
+        ((self._cell, choice),) = cells_of(settings, "cpu")
         self._space = CandidateSpace(choice.drafts)
         self._drafts = tuple(item.draft for item in choice.drafts)
         limits = Limits(concurrency=self._cell.concurrency, max_gamma=self._space.max_gamma)

@@ -174,9 +174,14 @@ class _Timed(SimulatedEngine):
         return self._counted(super().run(arrivals, sampling, draft, schedule))
 
     def time_widths(
-        self, arrivals: Sequence[Request], sampling: Sampling, draft: Draft | None, gammas: Sequence[int]
+        self,
+        arrivals: Sequence[Request],
+        sampling: Sampling,
+        draft: Draft | None,
+        gammas: Sequence[int],
+        proposing: Sequence[int] | None = None,
     ) -> Trace:
-        return self._counted(super().time_widths(arrivals, sampling, draft, gammas))
+        return self._counted(super().time_widths(arrivals, sampling, draft, gammas, proposing))
 
     def score(self, passages: Sequence[Passage], sampling: Sampling, draft: Draft) -> tuple[tuple[float, ...], ...]:
         read = sum(self._prompt_ms(len(p.request.tokens) + len(p.output)) for p in passages)

@@ -12,6 +12,7 @@ from pipeline.benchmarks.rows import Report, Row
 from pipeline.benchmarks.search.asking import Asking
 from pipeline.benchmarks.search.coverage import a_a, coverage
 from pipeline.benchmarks.search.decisions import false_on, power
+from pipeline.benchmarks.search.real_cells import real
 from pipeline.benchmarks.search.regret import regret
 from pipeline.engines.simulated import SimulatedEngine
 from pipeline.records.failure import InputError
@@ -22,6 +23,7 @@ QUESTIONS: Mapping[str, Callable[[Asking], Iterator[Row]]] = {
     "false_on": false_on,
     "power": power,
     "regret": regret,
+    "real": real,
 }
 """Each yields its rows as they come."""
 

@@ -152,13 +152,19 @@ class DecodingEngine:
             return tuple(score(passage, sampling, drafting, whole, target.vocabulary) for passage in passages)
 
     def time_widths(
-        self, arrivals: Sequence[Request], sampling: Sampling, draft: Draft | None, gammas: Sequence[int]
+        self,
+        arrivals: Sequence[Request],
+        sampling: Sampling,
+        draft: Draft | None,
+        gammas: Sequence[int],
+        proposing: Sequence[int] | None = None,
     ) -> Trace:
         """See ``contract.Engine``. τ_d is the draft's own, next to nothing without one."""
         if not gammas or min(gammas) < 0:
             raise ValueError(f"gammas to time: {list(gammas)}, needed are some, of 0 and more")
-        filler = FillerProposer(self._device) if draft is None else None
-        return self._decode(arrivals, sampling, draft, InTurn(gammas), max(gammas), filler)
+        turns = InTurn(gammas, proposing)
+        filler = FillerProposer(self._device, turns) if draft is None else None
+        return self._decode(arrivals, sampling, draft, turns, max(gammas), filler)
 
     def _decode(
         self,

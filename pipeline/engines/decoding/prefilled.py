@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-LIMIT_BYTES = 512 * 2**20
-"""Some 30 prompts of 350 tokens of a 135M model: a round's, more of them than come between two arms."""
+LIMIT_BYTES = 2**30
+"""Some 60 prompts of 350 tokens of a 135M model: a workload's, which its cells at several concurrencies share."""
 
 
 @dataclass(frozen=True)

@@ -256,22 +256,21 @@ def _scripts(
     cycles = max(DRAFT_CYCLES, -(-PROBE_ROWS // (len(gammas) * task.cell.concurrency)))
     probe = passes.trace(draft, gammas, cycles)
     seen = [share or 0.0 for share in acceptance(probe.requests, most).conditional]
-    missed, luck = _missed(probe), np.random.default_rng(0)
+    lengths, luck = _lengths(probe, most), np.random.default_rng(0)
     return (
         "probe",
-        texts.scripts(lambda asked, text: probed(seen, missed, len(text.output), asked.max_new_tokens, luck)),
+        texts.scripts(lambda asked, text: probed(seen, lengths, len(text.output), asked.max_new_tokens, luck)),
         drafting_costs(probe.iterations[len(gammas) :]),
     )
 
 
-def _missed(probe: Trace) -> float:
-    """The share of rows with room that proposed nothing where something was due."""
-    due = [
+def _lengths(probe: Trace, most: int) -> list[int]:
+    """How many each row proposed where γ = ``most`` was due and there was room for it."""
+    return [
         proposed
         for request in probe.requests
         for iteration, room, proposed in zip(
             probe.iterations[request.first_iteration :], request.room, request.proposed, strict=False
         )
-        if iteration.gamma and room
-    ]
-    return due.count(0) / len(due) if due else 0.0
+        if iteration.gamma == most <= room
+    ] or [most]

@@ -60,14 +60,15 @@ def scored(stands: Sequence[float], limit: int, max_gamma: int) -> Script:
     return Script(limit, np.full(size, max_gamma, dtype=np.int64), padded[places])
 
 
-def probed(conditional: Sequence[float], missed: float, size: int, limit: int, luck: np.random.Generator) -> Script:
+def probed(
+    conditional: Sequence[float], lengths: Sequence[int], size: int, limit: int, luck: np.random.Generator
+) -> Script:
     """A draft of which only a probe is known: acceptance by position in the block, ``conditional`` [γ_max].
 
-    At a share ``missed`` of the places it proposes nothing.
+    It proposes at each place as many as it did at some place of the probe, ``lengths``.
     """
-    max_gamma = len(conditional)
-    inside = np.arange(size)[:, None] + np.arange(max_gamma) < size
-    proposed = np.where(luck.random(size) < missed, 0, max_gamma)
+    inside = np.arange(size)[:, None] + np.arange(len(conditional)) < size
+    proposed = np.asarray(lengths, dtype=np.int64)[luck.integers(len(lengths), size=size)]
     return Script(limit, proposed, np.where(inside, np.asarray(conditional, dtype=np.float64), 0.0))
 
 

@@ -103,16 +103,16 @@ def test_mean_over_walks_is_the_exact_expectation(stands: list[float], gamma: in
 def test_what_is_certain_needs_no_luck() -> None:
     assert scored([0.0, 1.0, 1.0], 3, 2).certain
     assert not scored([0.0, 0.5, 1.0], 3, 2).certain
-    assert probed([1.0, 0.0], 0.0, 5, 5, np.random.default_rng(0)).certain
+    assert probed([1.0, 0.0], [2], 5, 5, np.random.default_rng(0)).certain
 
 
 def test_a_probed_draft_is_accepted_by_position_in_the_block() -> None:
-    played = walk(probed([1.0, 0.0, 1.0], 0.0, 12, 12, np.random.default_rng(0)), 3)
+    played = walk(probed([1.0, 0.0, 1.0], [3], 12, 12, np.random.default_rng(0)), 3)
     assert set(played.accepted[:-1]) == {1}
 
 
 def test_a_probed_draft_proposes_nothing_as_often_as_it_did() -> None:
-    played = walk(probed([0.0], 0.25, 4000, 4000, np.random.default_rng(0)), 1)
+    played = walk(probed([0.0], [1, 0, 1, 1], 4000, 4000, np.random.default_rng(0)), 1)
     assert 1 - sum(played.proposed) / len(played.proposed) == pytest.approx(0.25, abs=0.03)
 
 

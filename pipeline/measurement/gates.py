@@ -133,6 +133,11 @@ def _check_iteration(index: int, iteration: Iteration, schedule: Schedule) -> No
         1 <= iteration.width <= widest and iteration.proposed <= gamma * iteration.active,
         f"{where}: width {iteration.width} and {iteration.proposed} proposals where the schedule says gamma {gamma}",
     )
+    _hold(iteration.gamma == gamma, f"{where}: gamma {iteration.gamma} where the schedule says gamma {gamma}")
+    _hold(
+        gamma > 0 or iteration.tau_draft_ms == 0.0,
+        f"{where}: {iteration.tau_draft_ms} ms of drafting where the schedule says gamma 0",
+    )
 
 
 def _check_rows_against_iterations(trace: Trace, schedule: Schedule) -> None:

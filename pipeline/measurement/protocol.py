@@ -10,7 +10,7 @@ from pipeline.measurement.statistics import DECISIVE_UNITS
 from pipeline.records.failure import InputError
 from pipeline.records.settings import Protocol
 
-SEARCH_BLOCKS, CONFIRM_BLOCKS = 3, 6
+SEARCH_BLOCKS, CONFIRM_BLOCKS = 3, 9
 LOOKS = 3
 FEWEST_PROMPTS = 3
 """One to search on, and two for a confirmation to have an interval at all."""
@@ -51,7 +51,7 @@ class Allotment:
 def allot(available: int, concurrency: int, protocol: Protocol, workload: str = "") -> Allotment:
     """Deal ``available`` prompts out to the search and, disjoint from it, to the looks of the confirmation.
 
-    A search has max(``search_prompts``, 3 C) prompts, a confirmation max(``confirm_prompts``, 6 C), each rounded up to
+    A search has max(``search_prompts``, 3 C) prompts, a confirmation max(``confirm_prompts``, 9 C), each rounded up to
     whole blocks of C; the looks end at a third, two thirds and all of its blocks. Where there are fewer prompts, the
     sizes stay and prompts repeat: first the search's (down to one block, or three prompts, but never below what leaves
     the confirmation the units it needs to decide), then the confirmation's. Raises InputError below 3 prompts.

@@ -37,7 +37,7 @@ class TargetChoice:
 class Protocol:
     """How a round is measured.
 
-    A search takes max(``search_prompts``, 3 C) prompts, a confirmation max(``confirm_prompts``, 6 C); sampled
+    A search takes max(``search_prompts``, 3 C) prompts, a confirmation max(``confirm_prompts``, 9 C); sampled
     workloads use ``seeds`` seeds a prompt. ``shuffle_seed`` arranges a workload's prompts before they are dealt out.
     ``tie_margin`` bounds, for greedy and one-hot text that differs from the baseline's, how near to a tie the first
     difference must have been (``tie_margin_low_precision`` below fp32). A block is measured again, at most
@@ -48,7 +48,7 @@ class Protocol:
     __pydantic_config__: ClassVar[Mapping[str, str]] = STRICT
 
     search_prompts: int = 6
-    confirm_prompts: int = 12
+    confirm_prompts: int = 24
     seeds: int = 3
     shuffle_seed: int = 0
     warmup_tokens: int = 8

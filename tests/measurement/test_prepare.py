@@ -45,7 +45,7 @@ def run(engine_for, make_task, cell, machine=None, **kwargs):
     lines: list[str] = []
     engine = engine_for(make_task(cell), machine or Machine())
     engine.tokenizer = ShowsEnd()
-    return prepare(engine, cell, Protocol(), lines.append, **kwargs), lines
+    return prepare(engine, cell, Protocol(confirm_prompts=12), lines.append, **kwargs), lines
 
 
 def test_prompts_come_arranged_and_only_as_many_as_can_be_used(make_cell, make_task, engine_for, chat_file):

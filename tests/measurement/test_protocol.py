@@ -20,12 +20,12 @@ def places(*spans):
 @pytest.mark.parametrize(
     ("concurrency", "search", "looks"),
     [
-        (1, 6, (4, 4, 4)),
-        (2, 6, (4, 4, 4)),
-        (4, 12, (8, 8, 8)),
-        (5, 15, (10, 10, 10)),
-        (8, 24, (16, 16, 16)),
-        (32, 96, (64, 64, 64)),
+        (1, 6, (8, 8, 8)),
+        (2, 6, (8, 8, 8)),
+        (4, 12, (12, 12, 12)),
+        (5, 15, (15, 15, 15)),
+        (8, 24, (24, 24, 24)),
+        (32, 96, (96, 96, 96)),
     ],
 )
 def test_sizes_follow_the_protocol_in_whole_blocks(concurrency, search, looks):
@@ -41,8 +41,8 @@ def test_larger_settings_are_rounded_up_to_blocks_and_looks_end_at_thirds():
 
 
 def test_with_prompts_enough_none_comes_twice_and_none_is_shared():
-    allotment = allot(72, 8, Protocol())
-    assert places(allotment.search, *allotment.looks) == list(range(72))
+    allotment = allot(96, 8, Protocol())
+    assert places(allotment.search, *allotment.looks) == list(range(96))
     assert all(span.offset == 0 and span.distinct == span.count for span in (allotment.search, *allotment.looks))
 
 
@@ -91,13 +91,13 @@ def test_whatever_there_is_search_and_confirmation_are_disjoint_and_evenly_dealt
     ],
 )
 def test_scarce_prompts_shrink_the_search_first(available, concurrency, searched, confirmed):
-    allotment = allot(available, concurrency, Protocol())
+    allotment = allot(available, concurrency, Protocol(confirm_prompts=12))
     assert len(set(places(allotment.search))) == searched
     assert len(set(places(*allotment.looks))) == confirmed
 
 
 def test_a_look_goes_on_where_the_last_one_stopped():
-    looks = allot(8, 1, Protocol()).looks
+    looks = allot(8, 1, Protocol(confirm_prompts=12)).looks
     assert [look.dealt() for look in looks] == [
         ((2, 0), (3, 0), (4, 0), (5, 0)),
         ((6, 0), (7, 0), (2, 1), (3, 1)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from math import sqrt
@@ -32,21 +32,29 @@ class Asking:
     def each(self, work: Callable[[int], Answer], first: int, count: int, what: str) -> list[Answer]:
         """``work`` of seeds ``first``, ``first`` + 1 …, in order. It must be a function of a module."""
         seeds = range(first, first + max(1, count))
-        if self.processes == 1:
-            return [work(seed) for seed in seeds]
         chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
         done: dict[int, list[Answer]] = {}
+        for place, answers in self._answered(work, chunks):
+            done[place] = answers
+            if len(done) % max(1, len(chunks) // 10) == 0:
+                self.say(f"{what}: {sum(map(len, done.values()))} of {len(seeds)} cells")
+        return [answer for place in range(len(chunks)) for answer in done[place]]
+
+    def _answered(
+        self, work: Callable[[int], Answer], chunks: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[int, list[Answer]]]:
+        """(place of a chunk, its answers) as they come."""
+        if self.processes == 1:
+            yield from ((place, _work(work, chunk)) for place, chunk in enumerate(chunks))
+            return
         with ProcessPoolExecutor(self.processes, multiprocessing.get_context("spawn")) as pool:
             pending = {pool.submit(_work, work, chunk): place for place, chunk in enumerate(chunks)}
             try:
                 for future in as_completed(pending):
-                    done[pending[future]] = future.result()
-                    if len(done) % max(1, len(chunks) // 10) == 0:
-                        self.say(f"{what}: {sum(map(len, done.values()))} of {len(seeds)} cells")
+                    yield pending[future], future.result()
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-        return [answer for place in range(len(chunks)) for answer in done[place]]
 
 
 def share_row(

@@ -13,7 +13,7 @@ from pipeline.search.strategies import Tpe
 LARGE = 30
 """Above so many candidates TPE has a say too."""
 APART = 3.0
-"""Drafts whose best forecasts lie within so many errors of each other are measured side by side."""
+"""Drafts whose best forecasts lie within so many of their errors are measured side by side."""
 IMPROVED = log(1.01)
 """A round of candidates without a forecast that gains less is the last."""
 
@@ -21,8 +21,9 @@ IMPROVED = log(1.01)
 class Guided:
     """``forecasts`` of the candidates that have one; those without are left to TPE.
 
-    First round: the best forecast, then the best of every other draft that is near it, then what the error of the
-    forecast cannot tell from the best. Later rounds: what should beat the best measured by more than the forecast's
+    First round: the best forecast, and the best of every other draft that is near it. Other γ of a draft are left out:
+    replay ranks them by the same text and the same times, so that most of a forecast's error is common to them, and
+    those that it puts close together are. Later rounds: what should beat the best measured by more than the forecast's
     own error, a draft's forecasts corrected by what its measured candidates turned out to be. Where the space is large,
     TPE then proposes once, from measurements and forecasts together.
     """
@@ -48,16 +49,14 @@ class Guided:
         return tuple(chosen[:count])
 
     def _first(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Ranked by forecast: no more than the error cannot tell from the best, and rival drafts."""
+        """The best of each draft, ranked, but for drafts that are surely behind."""
         if not candidates:
             return []
         ranked = sorted(candidates, key=self._rank)
         best = self._forecasts[ranked[0]]
         behind = {c: log(best.speedup / self._forecasts[c].speedup) for c in ranked}
         leaders = {draft: next(c for c in ranked if c.draft == draft) for draft in {c.draft for c in ranked}}
-        rivals = [c for c in ranked if c in leaders.values() and behind[c] <= APART * self._error(c, ranked[0])]
-        equals = [c for c in ranked if c not in rivals and behind[c] <= self._forecasts[c].error]
-        return rivals + equals
+        return [c for c in ranked if c in leaders.values() and behind[c] <= APART * self._error(c, ranked[0])]
 
     def _later(self, candidates: Sequence[Candidate], measured: Mapping[Candidate, float]) -> list[Candidate]:
         """What should beat the best measured by more than its forecast's error, the most promising first."""

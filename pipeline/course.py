@@ -251,16 +251,20 @@ class Course:
     def _confirmed(self) -> bool:
         """Whether the looks so far decide, or there are no more to come.
 
-        Any look may turn the cell on. Off takes two looks: where a few prompts gain much, the first ones may hold none
-        of them, and a jackknife sees no spread in what it did not meet. Nor is a third look taken where two have found
-        no gain that would pay: it could hardly turn the cell on, and stopping for that makes no cell falsely on.
+        Any look may turn the cell on. None is taken that could hardly do so: after two that found no gain that would
+        pay, or after one that found none at all where the forecast, made on other prompts, promised none either. That
+        makes no cell falsely on. Nor does it rest on few prompts: where some gain much, a handful may hold none of
+        them, and a jackknife sees no spread in what it did not meet.
         """
         if self.confirmation is None:
             return False
-        margin = self._settings.policy.margin
+        margin, metrics = self._settings.policy.margin, self.confirmation.metrics
         if len(self._looks) == LOOKS or verdict(self.confirmation, margin) == "on":
             return True
-        return len(self._looks) == LOOKS - 1 and self.confirmation.metrics.speedup <= 1 + margin
+        if len(self._looks) == LOOKS - 1:
+            return metrics.speedup <= 1 + margin
+        promised = metrics.speedup_forecast
+        return metrics.speedup <= 1 and promised is not None and promised <= 1
 
     def _candidate_failed(self, failure: Failure) -> None:
         candidate = failure.candidate

@@ -12,7 +12,7 @@ from pipeline.search.strategies import Tpe
 
 LARGE = 30
 """Above so many candidates TPE has a say too."""
-APART = 3.0
+APART = 2.0
 """Drafts whose best forecasts lie within so many of their errors are measured side by side."""
 IMPROVED = log(1.01)
 """A round of candidates without a forecast that gains less is the last."""

@@ -10,13 +10,14 @@ import pytest
 
 from jobs.benchmark import main
 from pipeline.benchmarks.rows import Between
-from pipeline.benchmarks.search import course
 from pipeline.benchmarks.search.asking import Asking, mean_row, share_row
 from pipeline.benchmarks.search.cells import GAMMAS, any_cell, equal_cell, graded_cell
-from pipeline.benchmarks.search.course import CellCourse
 from pipeline.benchmarks.search.coverage import confirmed
+from pipeline.benchmarks.search.regret import FIRST_SEED, compare
+from pipeline.benchmarks.search.regret_cells import KINDS, regret_cell
 from pipeline.benchmarks.search.run import QUESTIONS
-from pipeline.records.settings import Protocol
+from pipeline.benchmarks.search.whole import decide_cell
+from pipeline.records.settings import SearchSettings
 
 
 def asking(cells: int) -> Asking:
@@ -50,18 +51,28 @@ def test_intervals_hold_the_truth_and_half_as_wide_ones_would_be_found_out() -> 
     assert sum(abs(one.error) <= one.half_width / 2 for one in found) < 26
 
 
-def test_a_worthless_cell_is_not_turned_on_and_one_that_doubles_speed_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert CellCourse(equal_cell(3, 1, 1.0, 10)).decide().status in ("off", "undecided")
-    looks: list[int] = []
-    right = CellCourse.look
-    monkeypatch.setattr(
-        course.CellCourse, "look", lambda self, candidate, place: looks.append(place) or right(self, candidate, place)
-    )
+def test_a_worthless_cell_is_not_turned_on_and_one_that_gains_a_third_is() -> None:
+    assert decide_cell(equal_cell(3, 1, 1.0, 10), SearchSettings()).decision.status in ("off", "undecided")
     cell = graded_cell(3, 1, (1.35, 0.8))
-    decision = CellCourse(cell, Protocol(confirm_prompts=60)).decide()
+    decision = decide_cell(cell, SearchSettings()).decision
     assert (decision.status, decision.draft) == ("on", cell.candidates[0].draft)
-    assert looks == list(range(len(looks)))
-    assert len(looks) < 3, "it ends as soon as it is sure"
+
+
+def test_guided_search_costs_less_than_the_grid_and_loses_little() -> None:
+    found = [compare(seed) for seed in (FIRST_SEED, FIRST_SEED + 4)]
+    for one in found:
+        assert one.by_strategy["guided"].seconds < one.by_strategy["grid"].seconds
+        assert one.by_strategy["guided"].measured < one.by_strategy["grid"].measured
+        assert one.by_strategy["guided"].value >= 0.95 * one.by_strategy["grid"].value
+        assert all(searched.value <= one.best for searched in one.by_strategy.values())
+
+
+def test_random_cells_are_of_every_kind_and_the_same_again() -> None:
+    cells = [regret_cell(seed) for seed in range(24)]
+    assert {cell.cell.workload.name for cell in cells} == set(KINDS)
+    assert {len(cell.drafts) for cell in cells} == {1, 2, 3, 4, 5}
+    assert {max(c.gamma for c in cell.candidates) for cell in cells} == {12}
+    assert repr(regret_cell(3)) == repr(cells[3])
 
 
 def test_answers_are_in_order_however_many_processes() -> None:
@@ -81,12 +92,13 @@ def test_a_share_carries_its_monte_carlo_error() -> None:
 
 @pytest.mark.slow
 def test_the_job_answers_every_question(tmp_path: Path) -> None:
-    assert main(["search", "cells=8", "processes=1", f"output_dir={tmp_path}"]) == 0
+    assert main(["search", "cells=8", "processes=1", "skip=real", f"output_dir={tmp_path}"]) == 0
     report = json.loads((tmp_path / "search.json").read_text())
     names = {row["metric"] for row in report["rows"]}
     assert {"coverage", "coverage_c1", "coverage_c8", "false_on", "power", "a_a_c1", "a_a_half_width_c8"} <= names
     assert report["failures"] == []
-    assert set(QUESTIONS) == {"coverage", "a_a", "false_on", "power"}
+    assert {"regret_guided", "seconds_guided", "seconds_guided_tpe"} <= names
+    assert set(QUESTIONS) == {"coverage", "a_a", "false_on", "power", "regret", "real"}
 
 
 def test_the_job_keeps_what_was_asked_for(tmp_path: Path) -> None:
@@ -97,3 +109,4 @@ def test_the_job_keeps_what_was_asked_for(tmp_path: Path) -> None:
     }
     assert report["settings"]["cells"] == 2
     assert main(["search", "only=nothing", f"output_dir={tmp_path}"]) == 2
+    assert main(["search", "skip=nothing", f"output_dir={tmp_path}"]) == 2

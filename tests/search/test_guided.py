@@ -55,7 +55,7 @@ def test_a_draft_s_best_forecast_stands_for_its_other_gammas() -> None:
 
 def test_a_rival_draft_is_measured_beside_the_best_if_it_is_near() -> None:
     space = space_of()
-    search = guided(space, {("ngram", 3): 1.30, ("model", 2): 1.24, ("exit", 1): 1.0})
+    search = guided(space, {("ngram", 3): 1.30, ("model", 2): 1.25, ("exit", 1): 1.0})
     assert names(search.propose(space.candidates, {}, 4)) == {("ngram", 3), ("model", 2)}
 
 

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.benchmarks.search.cells import SimulatedCell
-from pipeline.course import CONFIRMATION_LEVEL, LOOKS, SEARCH_LEVEL
+from pipeline.course import CONFIRMATION_LEVEL, SEARCH_LEVEL
 from pipeline.measurement.pool import pool
 from pipeline.measurement.protocol import Span
 from pipeline.measurement.round import measure_round
-from pipeline.policy.decide import choose, decide, verdict
-from pipeline.records.decision import Decision
 from pipeline.records.measurement import Baseline, Measurement, MeasurementKind
-from pipeline.records.settings import PolicySettings, Protocol, SearchSettings
+from pipeline.records.settings import Protocol, SearchSettings
 from pipeline.records.target import Candidate
 from pipeline.records.task import RoundResult, RoundTask
 
@@ -36,20 +34,6 @@ class CellCourse:
         self._prepared = cell.prepared(self._allotment.end)
         self._engine = cell.engine()
         self._rounds = 0
-
-    def decide(self) -> Decision:
-        """Search all candidates, confirm the winner look by look as ``Course`` does, and decide."""
-        margin = PolicySettings().margin
-        searched = self.search()
-        winner = choose(searched)
-        confirmation = None
-        looks: list[Look] = []
-        while winner is not None and len(looks) < LOOKS:
-            looks.append(self.look(winner.candidate, len(looks)))
-            confirmation = pooled(looks, CONFIRMATION_LEVEL)
-            if verdict(confirmation, margin) == "on":
-                break
-        return decide(self._cell.cell.key, searched, confirmation, (), margin)
 
     def search(self) -> tuple[Measurement, ...]:
         """Every candidate once, as many beside one baseline as the search puts there."""

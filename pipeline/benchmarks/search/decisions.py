@@ -11,8 +11,8 @@ import numpy as np
 from pipeline.benchmarks.rows import Row, Wanted
 from pipeline.benchmarks.search.asking import CELLS_APART, Asking, share_row
 from pipeline.benchmarks.search.cells import SimulatedCell, equal_cell, graded_cell
-from pipeline.benchmarks.search.course import CellCourse
-from pipeline.records.decision import Decision
+from pipeline.benchmarks.search.whole import decide_cell
+from pipeline.records.settings import SearchSettings
 
 CONCURRENCY = (1, 8)
 CANDIDATES = 12
@@ -81,5 +81,5 @@ def _at(work: Callable[[int, int], Decided], concurrency: int, seed: int) -> Dec
 
 
 def _decided(cell: SimulatedCell) -> Decided:
-    decision: Decision = CellCourse(cell).decide()
+    decision = decide_cell(cell, SearchSettings()).decision
     return Decided(status=decision.status, best=decision.draft == cell.candidates[0].draft)

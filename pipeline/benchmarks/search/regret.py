@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
-
-import optuna
 
 from pipeline.benchmarks.rows import Row, Wanted, alone
 from pipeline.benchmarks.search.asking import Asking, share_row
 from pipeline.benchmarks.search.cells import SimulatedCell
 from pipeline.benchmarks.search.regret_cells import KINDS, regret_cell
-from pipeline.course import Course
-from pipeline.engines.contract import Limits, Passage, Request, Schedule
-from pipeline.engines.simulated import SimulatedEngine
-from pipeline.measurement.round import measure_round
-from pipeline.records.cell import Sampling
-from pipeline.records.failure import Failure
-from pipeline.records.forecast import CellForecast
-from pipeline.records.measurement import Baseline, Measurement
-from pipeline.records.settings import DraftChoice, SearchSettings, SweepSettings, TargetChoice
-from pipeline.records.target import Candidate, Draft
-from pipeline.records.task import RoundResult
-from pipeline.records.trace import Trace
-from pipeline.search.forecast import forecast_round
-from pipeline.search.study import CellStudy
+from pipeline.benchmarks.search.whole import decide_cell
+from pipeline.records.settings import SearchSettings
+from pipeline.records.target import Candidate
 
 FIRST_SEED = 7_000_000
 """Of this question's cells, far from those of the others."""
@@ -84,113 +71,15 @@ def compare(seed: int) -> Compared:
     return Compared(
         kind=cell.cell.workload.name,
         best=best,
-        by_strategy={name: search(cell, _settings(name)) for name in STRATEGIES},
+        by_strategy={name: _searched(cell, _settings(name)) for name in STRATEGIES},
     )
 
 
-def search(cell: SimulatedCell, settings: SearchSettings) -> Searched:
-    """One cell from its first round to its decision, as a sweep does it; seconds are the machine's own."""
-    drafts = tuple(
-        DraftChoice(draft=draft, gammas=tuple(c.gamma for c in cell.candidates if c.draft == draft))
-        for draft in cell.drafts
-    )
-    choice = TargetChoice(target=cell.cell.target, drafts=drafts)
-    sweep = SweepSettings(
-        name="regret",
-        output_dir="",
-        targets=(choice,),
-        workloads=(cell.cell.workload,),
-        samplings=(cell.cell.sampling,),
-        concurrency=(cell.cell.concurrency,),
-        search=settings,
-    )
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = CellStudy("cell", drafts, settings, optuna.storages.InMemoryStorage())
-    shelf, engine = Shelf(), _Timed(cell)
-    allotment = cell.allotment(sweep.protocol)
-    course = Course(cell.cell, choice, sweep, "regret", study, shelf, allotment.end)
-    prepared = cell.prepared(allotment.end)
-    while (task := course.next_task()) is not None:
-        measure = forecast_round if task.kind == "forecast" else measure_round
-        result = measure(engine, task, prepared, _quietly)
-        shelf.keep(result)
-        course.take(task, result)
-    decision = course.decision
-    assert decision is not None
-    chosen = Candidate(draft=decision.draft, gamma=decision.gamma)
-    value = cell.truth(chosen) if decision.draft is not None else 1.0
-    return Searched(value=max(1.0, value), seconds=engine.seconds, measured=shelf.searched)
-
-
-@dataclass
-class Shelf:
-    """A sweep's truth without files."""
-
-    _measurements: list[Measurement] = field(default_factory=list)
-    _baselines: list[Baseline] = field(default_factory=list)
-    _forecasts: list[CellForecast] = field(default_factory=list)
-    _failures: dict[str, Failure] = field(default_factory=dict)
-
-    def keep(self, result: RoundResult) -> None:
-        self._measurements += result.measurements
-        if result.baseline is not None:
-            self._baselines.append(result.baseline)
-        if result.forecast is not None:
-            self._forecasts.append(result.forecast)
-
-    def measurements(self) -> tuple[Measurement, ...]:
-        return tuple(self._measurements)
-
-    def baselines(self) -> tuple[Baseline, ...]:
-        return tuple(self._baselines)
-
-    def forecasts(self) -> tuple[CellForecast, ...]:
-        return tuple(self._forecasts)
-
-    def failures(self) -> dict[str, Failure]:
-        return dict(self._failures)
-
-    def save_failure(self, failure_id: str, failure: Failure) -> None:
-        self._failures[failure_id] = failure
-
-    def has(self, record_id: str) -> bool:
-        return any(m.id == record_id for m in self._measurements) or any(b.id == record_id for b in self._baselines)
-
-    @property
-    def searched(self) -> int:
-        return sum(m.kind == "search" for m in self._measurements)
-
-
-class _Timed(SimulatedEngine):
-    """Adds up the virtual seconds of everything that it is asked, scoring a text at what reading it twice takes."""
-
-    def __init__(self, cell: SimulatedCell) -> None:
-        super().__init__(cell.machine)
-        self.seconds = 0.0
-        self.open(cell.cell.target, cell.drafts, Limits(concurrency=cell.cell.concurrency, max_gamma=cell.max_gamma))
-        self._prompt_ms = cell.machine.prompt_ms
-
-    def run(self, arrivals: Sequence[Request], sampling: Sampling, draft: Draft | None, schedule: Schedule) -> Trace:
-        return self._counted(super().run(arrivals, sampling, draft, schedule))
-
-    def time_widths(
-        self,
-        arrivals: Sequence[Request],
-        sampling: Sampling,
-        draft: Draft | None,
-        gammas: Sequence[int],
-        proposing: Sequence[int] | None = None,
-    ) -> Trace:
-        return self._counted(super().time_widths(arrivals, sampling, draft, gammas, proposing))
-
-    def score(self, passages: Sequence[Passage], sampling: Sampling, draft: Draft) -> tuple[tuple[float, ...], ...]:
-        read = sum(self._prompt_ms(len(p.request.tokens) + len(p.output)) for p in passages)
-        self.seconds += 2 * read / 1e3
-        return super().score(passages, sampling, draft)
-
-    def _counted(self, trace: Trace) -> Trace:
-        self.seconds += trace.wall_s
-        return trace
+def _searched(cell: SimulatedCell, settings: SearchSettings) -> Searched:
+    run = decide_cell(cell, settings)
+    chosen = Candidate(draft=run.decision.draft, gamma=run.decision.gamma)
+    value = cell.truth(chosen) if chosen.draft is not None else 1.0
+    return Searched(value=max(1.0, value), seconds=run.seconds, measured=run.searched)
 
 
 def _settings(strategy: Strategy) -> SearchSettings:
@@ -201,7 +90,3 @@ def _settings(strategy: Strategy) -> SearchSettings:
 
 def _close(one: Compared, strategy: str) -> bool:
     return one.by_strategy[strategy].value >= one.by_strategy["grid"].value * (1 - CLOSE)
-
-
-def _quietly(line: str) -> None:
-    """No worker shows what this one does."""

@@ -32,13 +32,15 @@ ERRORS = "from – to: one Monte-Carlo standard error to either side"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """``cells`` a question is put to, all concurrencies together; ``only`` keeps the questions whose name contains it.
+    """``cells`` a question is put to, all concurrencies together; ``only`` keeps the questions whose name contains it,
+    ``skip`` leaves one out: ``real`` needs PyTorch and the default target, and a machine with nothing else to do.
 
     ``processes`` None: one a CPU. No question is begun once ``minutes`` have passed.
     """
 
     cells: int = 2000
     only: str = ""
+    skip: str = ""
     processes: int | None = None
     minutes: int = 60
 
@@ -47,9 +49,10 @@ def run(options: Options, say: Callable[[str], None], keep: Callable[[Report], N
     """``keep`` is given the report so far after each figure. Raises InputError when ``only`` keeps no question."""
     start, load_before = time.monotonic(), load()
     asking = Asking(cells=options.cells, processes=options.processes or cpus(), say=say)
-    asked = {name: question for name, question in QUESTIONS.items() if options.only in name}
-    if not asked:
-        raise InputError(f"only={options.only}: no question has that in its name; they are {', '.join(QUESTIONS)}")
+    asked = {name: question for name, question in QUESTIONS.items() if options.only in name and name != options.skip}
+    if not asked or options.skip not in ("", *QUESTIONS):
+        said = f"only={options.only} skip={options.skip}"
+        raise InputError(f"{said}: no question has that in its name; they are {', '.join(QUESTIONS)}")
 
     def report(progress: Progress) -> Report:
         return Report(

@@ -83,7 +83,7 @@ class Course:
         self._culprits: set[Candidate] = set()
         self._alone = False
         self._a_a_due = settings.protocol.a_a
-        self._forecast: CellForecast | None = None
+        self.forecast: CellForecast | None = None
         self._forecast_tries = 0
         self._hopeless: Forecast | None = None
         self._search_over = False
@@ -99,10 +99,10 @@ class Course:
             return None
         if self._study.awaits_forecast:
             return self._task("forecast", self._study.space.candidates, self._allotment.search, replicate=0)
-        if self._hopeless is not None and self._forecast is not None and not self._searched:
+        if self._hopeless is not None and self.forecast is not None and not self._searched:
             if self._a_a_due:
                 return self._task("aa", (OFF,), self._allotment.search, replicate=0)
-            self.decision = off_by_forecast(self.cell.key, self._forecast, self._hopeless)
+            self.decision = off_by_forecast(self.cell.key, self.forecast, self._hopeless)
             return None
         if not self._search_over and (asked := self._study.ask()):
             if self._needs_no_ranking(asked):
@@ -174,7 +174,7 @@ class Course:
     def _needs_no_ranking(self, asked: Sequence[Candidate]) -> bool:
         """Whether one forecast is so far ahead that nothing is left to rank: it goes to its confirmation at once."""
         alone = len(asked) == 1 < self._settings.search.candidates_per_round
-        return alone and not self._searched and self._only is None and self._forecast is not None
+        return alone and not self._searched and self._only is None and self.forecast is not None
 
     def _winner(self) -> Candidate | None:
         best = choose(tuple(self._searched.values()))
@@ -205,7 +205,7 @@ class Course:
     def _expect(self, forecast: CellForecast) -> None:
         """Begin the search with ``forecast``, or end it: nothing is measured where nothing could pay."""
         self._study.expect(forecast.forecasts)
-        self._forecast = forecast
+        self.forecast = forecast
         if not self._study.unforecast:
             self._hopeless = far_below(forecast)
 
@@ -305,7 +305,7 @@ class Course:
         )
 
     def _task(self, kind: RoundKind, candidates: Sequence[Candidate], span: Span, *, replicate: int) -> RoundTask:
-        known = () if self._forecast is None else self._forecast.forecasts
+        known = () if self.forecast is None else self.forecast.forecasts
         return RoundTask(
             sweep=self._sweep,
             cell=self.cell,

@@ -25,6 +25,7 @@ from pipeline.records.settings import SweepSettings
 from pipeline.records.task import Identification, RoundResult, RoundTask
 from pipeline.report.console import Progress
 from pipeline.report.why import write_why
+from pipeline.search.agreement import disagreement
 from pipeline.search.study import CellStudy, open_storage
 from pipeline.tracking.atomic import write_atomically
 from pipeline.tracking.lock import is_held
@@ -231,6 +232,8 @@ class _Run:
         for measurement in result.measurements:
             self._record(measurement)
             self._progress.measured(measurement)
+            if said := disagreement(measurement, course.forecast, course.cell.sampling):
+                self._progress.warn(f"{course.cell.key.label}: {said}")
         self._save_confirmation(course)
 
     def _guarded(self, course: Course, step: Callable[[], T]) -> T | None:

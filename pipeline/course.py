@@ -14,7 +14,7 @@ from pipeline.measurement.identity import measurement_id
 from pipeline.measurement.pool import pool
 from pipeline.measurement.protocol import Allotment, Span, allot
 from pipeline.measurement.round import as_failure
-from pipeline.policy.decide import choose, decide, far_below, off_by_forecast, verdict
+from pipeline.policy.decide import choose, decide, fair_speedup, far_below, off_by_forecast, verdict
 from pipeline.records.cell import Cell
 from pipeline.records.decision import Decision
 from pipeline.records.failure import PERMANENT, Failure
@@ -29,8 +29,12 @@ OFF = Candidate(draft=None, gamma=0)
 SEARCH_LEVEL = 0.95
 """Search intervals only rank."""
 LOOKS = 3
-CONFIRMATION_LEVEL = 1 - 0.05 / LOOKS
-"""Each look's confidence, so that all looks together err in at most 5 % of cells (Bonferroni)."""
+CONFIRMATION_LEVEL, SECOND_LEVEL = 1 - 0.04 / LOOKS, 1 - 0.01 / LOOKS
+"""Each look's confidence, and that of a second confirmation's: together they err in at most 5 % of cells (Bonferroni).
+
+A cell has a second confirmation only where the first, of a candidate whose forecast stood alone, made another one look
+better.
+"""
 
 
 class Shelf(Protocol):
@@ -88,6 +92,7 @@ class Course:
         self._hopeless: Forecast | None = None
         self._search_over = False
         self._only: Candidate | None = None
+        self._earlier: Measurement | None = None
         self.spent_s = 0.0
         self._resume()
 
@@ -105,21 +110,20 @@ class Course:
             self.decision = off_by_forecast(self.cell.key, self.forecast, self._hopeless)
             return None
         if not self._search_over and (asked := self._study.ask()):
-            if self._needs_no_ranking(asked):
-                self._only = asked[0]
-            else:
-                chosen = asked[:1] if self._alone else asked
-                return self._task("search", chosen, self._allotment.search, replicate=0)
+            if not self._needs_no_ranking(asked):
+                return self._search(asked)
+            self._only = asked[0]
         self._search_over = True
         if self._a_a_due:
             return self._task("aa", (OFF,), self._allotment.search, replicate=0)
         winner = self._winner()
         if winner is not None and self._looks and self._looks[0].candidate != winner:
             self._begin_again()
-        if winner is not None and self._confirmed() and self._only is not None and self._disappointed():
-            self._only, self._search_over = None, False
-            return self.next_task()
-        if winner is None or self._confirmed():
+        if winner is None or self._confirmed(winner):
+            unranked = winner is not None and winner == self._only and not self._searched
+            if unranked and (asked := self._study.ask()):  # it fell so short that others are expected to do better
+                self._search_over = False
+                return self._search(asked)
             self._decide()
             return None
         span = self._allotment.looks[len(self._looks)]
@@ -171,19 +175,21 @@ class Course:
         if self.decision is None:
             self._decide(out_of_budget=True)
 
+    def _search(self, asked: Sequence[Candidate]) -> RoundTask:
+        """A round of ``asked``; a candidate that was confirmed without a search is ranked with them."""
+        if self._only is not None and self._only not in self._searched:
+            asked = (self._only, *asked)
+        return self._task("search", asked[:1] if self._alone else asked, self._allotment.search, replicate=0)
+
     def _needs_no_ranking(self, asked: Sequence[Candidate]) -> bool:
         """Whether one forecast is so far ahead that nothing is left to rank: it goes to its confirmation at once."""
+        first = not self._searched and self._only is None and self._earlier is None
         alone = len(asked) == 1 < self._settings.search.candidates_per_round
-        return alone and not self._searched and self._only is None and self.forecast is not None
+        return first and alone and self.forecast is not None and not self._study.unforecast
 
     def _winner(self) -> Candidate | None:
         best = choose(tuple(self._searched.values()))
         return self._only if best is None else best.candidate
-
-    def _disappointed(self) -> bool:
-        """Whether what was confirmed without a search does not pay, and something else is now expected to do better."""
-        assert self.confirmation is not None
-        return verdict(self.confirmation, self._settings.policy.margin) != "on" and bool(self._study.ask())
 
     def _resume(self) -> None:
         key = self.cell.key
@@ -195,7 +201,7 @@ class Course:
         for forecast in self._store.forecasts():
             if forecast.cell == key and self._study.awaits_forecast:
                 self._expect(forecast)
-        for measurement in sorted(mine, key=lambda m: (m.kind, m.replicate)):
+        for measurement in sorted(mine, key=lambda m: (m.kind != "search", m.metrics.raced_out, m.kind, m.replicate)):
             self._enter(measurement)
         self._search_over = bool(self._looks)
         if self._looks and not self._searched:
@@ -213,12 +219,13 @@ class Course:
         candidate = measurement.candidate
         if measurement.kind == "search":
             self._searched[candidate] = measurement
-            self._study.tell(measurement)
+            self._study.tell(measurement, fair_speedup(measurement, tuple(self._searched.values())))
         elif measurement.kind == "aa":
             self._a_a_due = False
         elif measurement.kind == "confirmation_look":
             attempt, look = divmod(measurement.replicate, LOOKS)
             if attempt > self._attempt:
+                self._keep_confirmation()
                 self._attempt, self._looks = attempt, []
             if look == len(self._looks) and self._may_pool(measurement):
                 self._looks.append(measurement)
@@ -227,7 +234,17 @@ class Course:
                 self._begin_again()
 
     def _begin_again(self) -> None:
+        self._keep_confirmation()
         self._attempt, self._looks, self.confirmation = self._attempt + 1, [], None
+
+    def _keep_confirmation(self) -> None:
+        """A confirmation that was complete still says what it said when another candidate's begins."""
+        if self.confirmation is not None and self._confirmed(self.confirmation.candidate):
+            self._earlier = self.confirmation
+
+    @property
+    def _level(self) -> float:
+        return CONFIRMATION_LEVEL if self._earlier is None else SECOND_LEVEL
 
     def _may_pool(self, look: Measurement) -> bool:
         """Whether ``look`` has its baselines still, and was made of the same candidate in the same conditions."""
@@ -241,14 +258,14 @@ class Course:
         return same_draft and first.provenance.same_conditions(look.provenance)
 
     def _pool(self) -> None:
-        self.confirmation = pool(self._looks, self._baselines(), CONFIRMATION_LEVEL)
+        self.confirmation = pool(self._looks, self._baselines(), self._level)
         if not self._searched:  # then it is all that the study knows of this candidate
             self._study.tell(self.confirmation)
 
     def _baselines(self) -> list[Baseline]:
         return [baseline for baseline in self._store.baselines() if baseline.cell == self.cell.key]
 
-    def _confirmed(self) -> bool:
+    def _confirmed(self, winner: Candidate) -> bool:
         """Whether the looks so far decide, or there are no more to come.
 
         Any look may turn the cell on. None is taken that could hardly do so: after two that found no gain that would
@@ -256,6 +273,8 @@ class Course:
         makes no cell falsely on. Nor does it rest on few prompts: where some gain much, a handful may hold none of
         them, and a jackknife sees no spread in what it did not meet.
         """
+        if self._earlier is not None and self._earlier.candidate == winner:
+            return True
         if self.confirmation is None:
             return False
         margin, metrics = self._settings.policy.margin, self.confirmation.metrics
@@ -282,6 +301,7 @@ class Course:
         self._search_over = False
         self._searched.pop(candidate, None)
         self._only = None if self._only == candidate else self._only
+        self._earlier = None if self._earlier and self._earlier.candidate == candidate else self._earlier
         if self._looks and self._looks[0].candidate == candidate:
             self._begin_again()
 
@@ -298,11 +318,17 @@ class Course:
         self.decision = decide(
             self.cell.key,
             tuple(self._searched.values()),
-            self.confirmation,
+            self._best_confirmation(),
             tuple(self._failures),
             self._settings.policy.margin,
             out_of_budget,
         )
+
+    def _best_confirmation(self) -> Measurement | None:
+        """Of two confirmations one that is on, and the faster one of equals."""
+        both = [m for m in (self.confirmation, self._earlier) if m is not None]
+        margin = self._settings.policy.margin
+        return max(both, key=lambda m: (verdict(m, margin) == "on", m.metrics.speedup), default=None)
 
     def _task(self, kind: RoundKind, candidates: Sequence[Candidate], span: Span, *, replicate: int) -> RoundTask:
         known = () if self.forecast is None else self.forecast.forecasts
@@ -318,7 +344,7 @@ class Course:
             prompt_count=span.count,
             distinct_prompts=span.distinct,
             prompt_offset=span.offset,
-            level=CONFIRMATION_LEVEL if kind == "confirmation_look" else SEARCH_LEVEL,
+            level=self._level if kind == "confirmation_look" else SEARCH_LEVEL,
             protocol=self._settings.protocol,
             forecasts=tuple(f for f in known if f.candidate in candidates),
             baseline_replicate=1 + max((b.replicate for b in self._baselines()), default=-1),

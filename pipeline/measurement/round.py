@@ -235,6 +235,7 @@ class _Round:
                 draft_kv_bytes=arm.kv_bytes,
                 remeasured_blocks=self._remeasured,
                 drifted_blocks=self._drifted,
+                raced_out=arm in self._lost,
                 speedup_forecast=None if forecast is None else forecast.speedup,
                 emitted_forecast=None if forecast is None else forecast.emitted_per_verification,
             ),

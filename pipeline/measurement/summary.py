@@ -38,6 +38,7 @@ class Observed:
     draft_kv_bytes: int
     remeasured_blocks: int = 0
     drifted_blocks: int = 0
+    raced_out: bool = False
     speedup_forecast: float | None = None
     emitted_forecast: float | None = None
 
@@ -149,6 +150,7 @@ def summarize(
         near_ties=observed.near_ties,
         remeasured_blocks=observed.remeasured_blocks,
         drifted_blocks=observed.drifted_blocks,
+        raced_out=observed.raced_out,
         speedup_forecast=observed.speedup_forecast,
         emitted_forecast=observed.emitted_forecast,
     )

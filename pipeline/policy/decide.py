@@ -25,14 +25,30 @@ def choose(measurements: Sequence[Measurement]) -> Measurement | None:
     """The search's winner: the greatest speedup; of its equals the one that costs a server least.
 
     Equal to the best is what lies within max(1 %, one standard error of the paired difference) of it. Of equals the
-    first has no extra weights, then the smaller γ, then the earlier name. A/A and figures that are not finite take no
-    part. None when nothing does.
+    first has no extra weights, then the smaller γ, then the earlier name. A/A, figures that are not finite and what was
+    raced out, whose prompts were fewer, take no part. None when nothing does.
     """
-    running = [m for m in measurements if m.candidate.draft is not None and 0 < m.metrics.speedup < math.inf]
+    running = [
+        m
+        for m in measurements
+        if m.candidate.draft is not None and 0 < m.metrics.speedup < math.inf and not m.metrics.raced_out
+    ]
     if not running:
         return None
     best = min(running, key=lambda m: (-m.metrics.speedup, _cost(m)))
     return min((m for m in running if m is best or _equals(best, m)), key=_cost)
+
+
+def fair_speedup(measurement: Measurement, measured: Sequence[Measurement]) -> float:
+    """S as it compares with the best of ``measured``: that of what was raced out is of fewer prompts, maybe easy ones.
+
+    S_best · (S/S_best over the prompts in common).
+    """
+    whole = [m for m in measured if not m.metrics.raced_out and m.cell == measurement.cell]
+    if not measurement.metrics.raced_out or not whole:
+        return measurement.metrics.speedup
+    best = max(whole, key=lambda m: m.metrics.speedup)
+    return best.metrics.speedup * math.exp(log_ratio(measurement, best)[0])
 
 
 def verdict(measurement: Measurement, margin: float) -> Literal["on", "off"] | None:

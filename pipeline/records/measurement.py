@@ -66,6 +66,7 @@ class Metrics:
     ``speedup_high`` bound it at confidence ``interval_level``. ``acceptance_rate`` α = accepted / tested;
     ``draft_acceptance_rate`` = accepted / proposed. d, v, h = τ_d, τ_v, τ_o over τ0; c = one draft step over τ0.
     ``remeasured_blocks`` were measured again because their baseline moved; in ``drifted_blocks`` it did so to the last.
+    ``raced_out``: surely behind a rival, so that its round's other prompts were not measured.
     ``speedup_forecast`` and ``emitted_forecast`` (of E) are what the cell's forecast said before, from other prompts
     than a confirmation's.
 
@@ -127,6 +128,7 @@ class Metrics:
     near_ties: int
     remeasured_blocks: int = 0
     drifted_blocks: int = 0
+    raced_out: bool = False
     speedup_forecast: float | None = None
     emitted_forecast: float | None = None
 

@@ -44,24 +44,28 @@ Block = Sequence[tuple[str, Script]]
 def forecast_round(engine: Engine, task: RoundTask, prepared: Prepared, progress: Callable[[str], None]) -> RoundResult:
     """Measure a baseline over the task's prompts and forecast its candidates from it; their drafts are open.
 
-    A draft that fails leaves its candidates without a forecast and with a Failure each. If the baseline fails, the
-    result has failures alone.
+    A draft that fails leaves its candidates without a forecast and with a Failure each, a failed pass over widths all
+    of them. If the baseline fails, the result has failures alone.
     """
     key = task.cell.key
     try:
         baseline = measure_baseline(engine, task, prepared, progress)
-        progress(f"{key.label} · timing widths")
-        most = max((c.gamma for c in task.candidates), default=1)
         blocks = deal(task, prepared)
-        passes = _Passes(engine, task, blocks[0])
-        verification = passes.verification(most)
     except Exception as error:
         return RoundResult(baseline=None, measurements=(), failures=(as_failure(key, None, error),))
     asked = {request.request_id: request for block in blocks for request in block}
     texts = _Texts(asked, baseline)
+    passes = _Passes(engine, task, blocks[0])
     failures: list[Failure] = []
     forecasts: list[Forecast] = []
-    for draft in dict.fromkeys(c.draft for c in task.candidates if c.draft is not None):
+    drafts = list(dict.fromkeys(c.draft for c in task.candidates if c.draft is not None))
+    try:
+        progress(f"{key.label} · timing widths")
+        verification = passes.verification(max((c.gamma for c in task.candidates), default=1))
+    except Exception as error:  # a width that does not fit says nothing of the others: the search does without
+        failures.append(replace(as_failure(key, None, error), kind="error"))
+        drafts = []
+    for draft in drafts:
         mine = [c for c in task.candidates if c.draft == draft]
         progress(f"{key.label} · forecasting {draft.name}")
         try:
@@ -255,7 +259,10 @@ def _scripts(
         )
     cycles = max(DRAFT_CYCLES, -(-PROBE_ROWS // (len(gammas) * task.cell.concurrency)))
     probe = passes.trace(draft, gammas, cycles)
-    seen = [share or 0.0 for share in acceptance(probe.requests, most).conditional]
+    conditional = acceptance(probe.requests, most).conditional
+    if not conditional or conditional[0] is None:
+        raise ValueError(f"draft {draft.name}: its probe had no room for a single proposal")
+    seen = [share or 0.0 for share in conditional]
     lengths, luck = _lengths(probe, most), np.random.default_rng(0)
     return (
         "probe",

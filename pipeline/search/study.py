@@ -89,10 +89,13 @@ class CellStudy:
         open_candidates = [c for c in self.space.candidates if c not in self._scores and c not in self._closed]
         return self._strategy.propose(open_candidates, self._scores, count)
 
-    def tell(self, measurement: Measurement) -> None:
-        """Enter a measured candidate; telling it again changes nothing."""
+    def tell(self, measurement: Measurement, score: float | None = None) -> None:
+        """Enter a measured candidate; telling it again stores nothing anew.
+
+        ``score`` is what it counts in the search, its speedup unless that is of other prompts than its rivals'.
+        """
         candidate, metrics = measurement.candidate, measurement.metrics
-        self._scores[candidate] = metrics.speedup
+        self._scores[candidate] = metrics.speedup if score is None else score
         if self._stored(candidate, "measurement"):
             return
         attributes: dict[str, object] = {
@@ -104,11 +107,12 @@ class CellStudy:
         if forecast := self._forecasts.get(candidate):
             attributes["speedup_forecast"] = forecast.speedup
         with self._trial(candidate, attributes) as trial:
-            self._study.tell(trial, metrics.speedup)
+            self._study.tell(trial, self._scores[candidate])
 
     def fail(self, candidate: Candidate, reason: str) -> None:
         """Enter a candidate that cannot be measured, with the reason; it is not proposed again."""
         self._closed.add(candidate)
+        self._scores.pop(candidate, None)
         if self._stored(candidate, "infeasible"):
             return
         with self._trial(candidate, {"infeasible": reason}) as trial:

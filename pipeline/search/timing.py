@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import sqrt
@@ -84,13 +85,20 @@ def verification_costs(even: Iterable[Iteration], uneven: Iterable[Iteration], r
     gammas = sorted({i.gamma for i in full})
     plain = _median([i.tau_ms for i in full if i.gamma == 0])
     over = [_median([i.tau_overhead_ms for i in full if i.gamma == gamma]) / plain for gamma in gammas]
-    some = [i for i in uneven if i.active == rows and i.width in (1, i.gamma + 1) and i.proposed <= rows * i.gamma]
+    some = _often([i for i in uneven if i.active == rows and i.width in (1, i.gamma + 1)])
     return Verification(
         rows=rows,
         even=Curve(*verify, error),
         uneven=Curve(*_by_positions(some, rows)[0], error) if some else None,
         overhead=Curve(1.0 + np.array(gammas, dtype=np.float64), np.array(over), 0.0),
     )
+
+
+def _often(iterations: Sequence[Iteration]) -> list[Iteration]:
+    """Without totals that came up by chance, where some rows were near their limit: they are too few for a median."""
+    counts = Counter(i.proposed for i in iterations)
+    most = max(counts.values(), default=0)
+    return [i for i in iterations if 2 * counts[i.proposed] >= most]
 
 
 def _by_positions(iterations: Sequence[Iteration], rows: int) -> tuple[tuple[Floats, Floats], float]:

@@ -178,6 +178,8 @@ def find_reusable(
         measurement = _read(path)
         if not isinstance(measurement, Measurement) or measurement.content_id != content_id:
             continue
+        if measurement.metrics.raced_out:  # how much of it there is depends on its rivals
+            continue
         rival = found.get(content_id)
         if rival is not None and rival[0].provenance.created >= measurement.provenance.created:
             continue

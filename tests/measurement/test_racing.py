@@ -11,6 +11,7 @@ from simulated_rounds import NGRAM, SMALL
 from pipeline.engines.machine import Machine
 from pipeline.measurement.racing import losers
 from pipeline.measurement.statistics import Sample, log_ratio, paired
+from pipeline.policy.decide import choose, fair_speedup
 from pipeline.records.measurement import BlockSums, Unit
 from pipeline.records.target import Candidate
 
@@ -81,6 +82,22 @@ def test_a_round_drops_a_loser_and_keeps_what_it_measured(make_task, make_cell, 
     assert {u.prompt_id for u in bad.unit_sums} == {u.prompt_id for u in alone.unit_sums}
     ratio, error = log_ratio(good, bad)  # over the prompts that both decoded
     assert 0 < error < ratio
+
+
+def test_what_was_raced_out_is_not_chosen_for_the_easy_prompts_it_was_measured_on(make_task, measure) -> None:
+    candidates = (Candidate(draft=NGRAM, gamma=4), Candidate(draft=SMALL, gamma=4))
+    machine = Machine(by_draft={"alpha.ngram": 0.9, "alpha.small": 0.05, "draft_ms.small": 4.0})
+    good, bad = sorted(
+        measure(make_task(candidates=candidates, prompt_count=24), machine).measurements,
+        key=lambda m: -m.metrics.speedup,
+    )
+    assert (good.metrics.raced_out, bad.metrics.raced_out) == (False, True)
+    flattered = replace(bad, metrics=replace(bad.metrics, speedup=good.metrics.speedup + 1))
+    assert choose([flattered, good]) == good
+    fair = fair_speedup(flattered, (good, flattered))
+    assert fair < good.metrics.speedup
+    assert fair == pytest.approx(bad.metrics.speedup, rel=0.1)
+    assert fair_speedup(good, (good, flattered)) == good.metrics.speedup
 
 
 def test_a_confirmation_drops_nothing(make_task, measure) -> None:

@@ -157,3 +157,26 @@ def test_prompts_that_differ_show_in_the_spread() -> None:
     assert alike.spread is not None
     assert unlike.spread is not None
     assert unlike.spread > alike.spread
+
+
+def test_a_probe_without_room_says_nothing_rather_than_that_nothing_is_accepted() -> None:
+    task = task_of((Candidate(draft=HEAD, gamma=20),))
+    machine = replace(QUIET, max_context=19 + 41 + 20 + 1)
+    result = forecast_round(opened(task, machine), task, prepared(), lambda line: None)
+    assert result.forecast is not None
+    assert all(f.speedup > 1 for f in result.forecast.forecasts) or result.failures
+
+
+def test_widths_that_do_not_fit_leave_the_baseline_and_no_forecast() -> None:
+    task = task_of(CANDIDATES)
+    engine = opened(task, QUIET)
+
+    def too_wide(*_: object, **__: object) -> None:
+        raise MemoryError("no room")
+
+    engine.time_widths = too_wide  # type: ignore[assignment]
+    result = forecast_round(engine, task, prepared(), lambda line: None)
+    assert result.baseline is not None
+    assert result.forecast is not None
+    assert result.forecast.forecasts == ()
+    assert [(f.candidate, f.kind) for f in result.failures] == [(None, "error")]

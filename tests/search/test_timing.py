@@ -87,6 +87,17 @@ def test_rows_that_propose_unlike_numbers_have_a_curve_of_their_own() -> None:
     assert costs.even([4, 8, 12]) == pytest.approx([1.0, 1.2, 1.4])
 
 
+def test_a_total_that_came_up_by_chance_moves_no_curve() -> None:
+    even = [iteration(g, rows=4, verify=10.0 + g) for g in (0, 1, 4) for _ in range(3)]
+    seen = [iteration(0, rows=4)] * 3 + [
+        replace(iteration(4, rows=4, verify=v), proposed=p) for p, v in ((4, 12.0), (12, 13.0)) for _ in range(3)
+    ]
+    clamped = replace(iteration(4, rows=4, verify=90.0), proposed=10)  # rows near their limit, and a hiccup
+    costs = verification_costs(even, [*seen, clamped], rows=4)
+    assert costs.uneven is not None
+    assert costs.uneven([8, 16]) == pytest.approx([1.2, 1.3])
+
+
 def test_costs_follow_what_the_rows_propose() -> None:
     even, flat = Curve(np.array([2.0, 10.0]), np.array([1.0, 3.0]), 0.0), Curve(np.array([0.0]), np.array([0.0]), 0.0)
     uneven = Curve(np.array([2.0, 10.0]), np.array([1.0, 5.0]), 0.0)

@@ -139,7 +139,7 @@ class _Cell:
         rounds: dict[Candidate, tuple[float, float]] = {}
         for start in range(0, len(self._space.candidates), size):
             wanted = self._space.candidates[start : start + size]
-            result = self._round("search", wanted, self._allotment.search)
+            result = self._round("confirmation_look", wanted, self._allotment.search)  # a search would race them
             assert result.baseline is not None
             for m in result.measurements:
                 measured[m.candidate] = m
@@ -153,7 +153,7 @@ class _Cell:
         whole = Span(first=looks[0].first, count=sum(s.count for s in looks), distinct=sum(s.distinct for s in looks))
         self._say(f"{label}: guided {ours.candidate.label}, grid {theirs.candidate.label}, measured anew")
         begun = time.monotonic()
-        again = self._round("search", winners, whole)
+        again = self._round("confirmation_look", winners, whole)
         confirm_s = (time.monotonic() - begun) * 3 / (2 + len(winners))  # a confirmation has one candidate
         return RealCell(
             label=label.replace(" · ", "_"),

@@ -124,7 +124,7 @@ def drafting_costs(iterations: Iterable[Iteration]) -> Curve:
     """
     seen = list(iterations)
     plain = _plain_ms(seen)
-    full = [i for i in seen if i.gamma > 0 and i.width == i.gamma + 1 and i.tau_draft_ms > 0]
+    full = [i for i in seen if i.gamma > 0 and i.width == i.gamma + 1]
     if not full:
         raise ValueError("the draft proposed nothing in its pass")
     gammas = sorted({i.gamma for i in full})
@@ -157,6 +157,6 @@ def _median(values: Sequence[float]) -> float:
 
 def _error(values: Sequence[float]) -> float:
     """The relative standard error of the median of ``values``, by their median absolute deviation; 0 of one value."""
-    logs = np.log(np.asarray(values))
+    logs = np.log([value for value in values if value > 0.0] or [1.0])  # what takes no time at all has no noise
     deviation = float(np.median(np.abs(logs - np.median(logs))))
     return OF_MEDIAN * TO_SIGMA * deviation / sqrt(len(logs))

@@ -71,6 +71,10 @@ def test_drafting_is_linear_between_the_gammas_tried_and_free_without_proposals(
     assert draft([0, 1, 3, 5]) == pytest.approx([0.0, 0.3, 0.7, 1.1])
 
 
+def test_drafting_that_takes_no_time_costs_nothing() -> None:
+    assert drafting_costs([iteration(0), iteration(2), iteration(2)])([0, 1, 2]) == pytest.approx([0.0] * 3)
+
+
 def test_looking_takes_as_long_whatever_it_finds() -> None:
     seen = [iteration(0), iteration(4, proposed=0, draft=0.5), iteration(4, draft=0.5)]
     assert looking_cost(seen)([0, 1, 4]) == pytest.approx([0.05] * 3)

@@ -37,7 +37,10 @@ def acceptance_bin(low: int, high: int, tested: int = 100, accepted: int = 60) -
 
 def _measurement(id: str = "m1", *, speedup: float = 1.4, units: int = 12, spread: float = 0.0, **changes: Any):
     """``units`` prompts whose time alternates by ``spread`` (relative) around what ``speedup`` makes it."""
-    metrics: dict[str, Any] = {f.name: None if "None" in str(f.type) else 0.0 for f in fields(Metrics)}
+    empty = {"bool": False}
+    metrics: dict[str, Any] = {
+        f.name: None if "None" in str(f.type) else empty.get(str(f.type), 0.0) for f in fields(Metrics)
+    }
     metrics |= {
         "speedup": speedup,
         "speedup_low": speedup * 0.95,

@@ -22,14 +22,23 @@ OF_MEDIAN = 1.2533
 
 @dataclass(frozen=True)
 class Curve:
-    """A time over ``at`` (ascending), linear between and level beyond; ``error`` is a relative standard error of it."""
+    """A time over ``at`` (ascending), linear between; ``error`` is a relative standard error of it.
+
+    Beyond its ends it is level, or goes on as it rose between the last two where it ``rises``.
+    """
 
     at: Floats
     value: Floats
     error: float
+    rises: bool = False
 
     def __call__(self, x: npt.ArrayLike) -> Floats:
-        return np.asarray(np.interp(np.asarray(x, dtype=np.float64), self.at, self.value), dtype=np.float64)
+        where = np.asarray(x, dtype=np.float64)
+        within = np.interp(where, self.at, self.value)
+        if self.rises and len(self.at) > 1:
+            slope = (self.value[-1] - self.value[-2]) / (self.at[-1] - self.at[-2])
+            within = within + slope * np.maximum(where - self.at[-1], 0.0)
+        return np.asarray(within, dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -117,21 +126,25 @@ def _by_positions(iterations: Sequence[Iteration], rows: int) -> tuple[tuple[Flo
 
 
 def drafting_costs(iterations: Iterable[Iteration]) -> Curve:
-    """Drafting time by γ over that of a plain step, from a pass with plain steps and steps that proposed γ in a row.
+    """Drafting time by proposals in a row over that of a plain step, from a pass with plain steps and others.
 
-    Between the γ tried it is linear: what it costs to begin, and a step for each token. Raises ValueError where the
-    pass has no plain step or no step in which as many as were due were proposed.
+    Between the lengths seen it is linear: what it costs to begin, and a step for each token. Raises ValueError where
+    the pass has no plain step or nothing was proposed in it.
     """
     seen = list(iterations)
     plain = _plain_ms(seen)
-    full = [i for i in seen if i.gamma > 0 and i.width == i.gamma + 1]
-    if not full:
+    by_length: dict[int, list[float]] = {}
+    for i in seen:
+        if i.width > 1:
+            by_length.setdefault(i.width - 1, []).append(i.tau_draft_ms)
+    if not by_length:
         raise ValueError("the draft proposed nothing in its pass")
-    gammas = sorted({i.gamma for i in full})
-    by_gamma = [[i.tau_draft_ms for i in full if i.gamma == gamma] for gamma in gammas]
-    value = np.array([0.0, *(_median(mine) / plain for mine in by_gamma)])
-    errors = [_error(mine) for mine in by_gamma]
-    return Curve(np.array([0.0, *gammas]), value, sqrt(float(np.mean(np.square(errors)))))
+    most = max(map(len, by_length.values()))
+    lengths = sorted(length for length, mine in by_length.items() if 2 * len(mine) >= most)  # near a limit it is cut
+    value = np.array([0.0, *(_median(by_length[length]) / plain for length in lengths)])
+    errors = [_error(by_length[length]) for length in lengths]
+    error = sqrt(float(np.mean(np.square(errors))))
+    return Curve(np.array([0.0, *lengths], dtype=np.float64), value, error, rises=True)
 
 
 def looking_cost(iterations: Iterable[Iteration]) -> Curve:

@@ -1,4 +1,4 @@
-"""The store as three Parquet files: a row per measurement, per iteration and per request."""
+"""The store as Parquet files: a row per measurement, per iteration, per request and per forecast."""
 
 from __future__ import annotations
 
@@ -11,28 +11,31 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.records.cell import CellKey
+from pipeline.records.forecast import CellForecast, Forecast
 from pipeline.records.measurement import AcceptanceBin, Baseline, Measurement, Metrics
 from pipeline.records.provenance import Provenance
-from pipeline.records.target import Draft
+from pipeline.records.target import Candidate, Draft
 from pipeline.records.trace import Iteration, RequestTrace
 from pipeline.tracking.atomic import replacing
 from pipeline.tracking.columns import arrow_type, columns
 from pipeline.tracking.store import Store
 
-VIEWS = ("measurements", "iterations", "requests")
+VIEWS = ("measurements", "iterations", "requests", "forecasts")
 ROWS_PER_GROUP = 65_536
 """Rows gathered before they are written: it bounds the memory, and is the size of a Parquet row group."""
 
 
 def write_views(store: Store, folder: Path) -> None:
-    """Write ``measurements.parquet``, ``iterations.parquet`` and ``requests.parquet`` into ``folder``, each whole.
+    """Write ``NAME.parquet`` into ``folder`` for each of ``VIEWS``, each whole.
 
-    Files have the same typed columns however few their rows. In the latter two ``measurement`` is the id of the
-    measurement or baseline the row was seen in, and ``arm`` the candidate's label or ``baseline``.
+    Files have the same typed columns however few their rows. In iterations and requests ``measurement`` is the id of
+    the measurement or baseline the row was seen in, and ``arm`` the candidate's label or ``baseline``.
     """
     records: tuple[Measurement | Baseline, ...] = (*store.baselines(), *store.measurements())
     rows = [_measurement_row(measurement) for measurement in store.measurements()]
-    measurements, iterations, requests = (folder / f"{name}.parquet" for name in VIEWS)
+    measurements, iterations, requests, forecasts = (folder / f"{name}.parquet" for name in VIEWS)
+    foretold = [_forecast_row(cell, forecast) for cell in store.forecasts() for forecast in cell.forecasts]
+    _write(forecasts, FORECASTS, [pa.RecordBatch.from_pylist(foretold, schema=FORECASTS)])
     _write(measurements, MEASUREMENTS, [pa.RecordBatch.from_pylist(rows, schema=MEASUREMENTS)])
     _write(iterations, ITERATIONS, _traced(ITERATIONS, records))
     _write(requests, REQUESTS, _traced(REQUESTS, records))
@@ -76,23 +79,29 @@ MEASUREMENTS = pa.schema(
 )
 ITERATIONS = pa.schema([*_PLACE, pa.field("iteration", pa.int64()), *columns(Iteration)])
 REQUESTS = pa.schema([*_PLACE, *columns(RequestTrace)])
+FORECASTS = pa.schema(
+    [
+        *_CELL,
+        *_draft_columns(),
+        pa.field("gamma", pa.int64()),
+        *columns(Forecast, leave_out=("candidate", "method")),
+        pa.field("forecast_method", pa.string()),
+        pa.field("prompts", pa.int64()),
+        pa.field("tau0_ms", pa.float64()),
+    ]
+)
 
 Row = dict[str, Any]
 
 
 def _measurement_row(measurement: Measurement) -> Row:
-    draft = measurement.candidate.draft
-    parameters = {} if draft is None else {f"draft_{name}": value for name, value in _values(draft).items()}
     return {
         "measurement": measurement.id,
         "content_id": measurement.content_id,
         "sweep": measurement.sweep,
         "kind": measurement.kind,
         **_values(measurement.cell),
-        "draft": parameters.pop("draft_name", None),
-        "method": parameters.pop("draft_method", None),
-        **parameters,
-        "gamma": measurement.candidate.gamma,
+        **_candidate_values(measurement.candidate),
         "replicate": measurement.replicate,
         **_values(measurement.metrics),
         "marginal": measurement.marginal,
@@ -102,6 +111,28 @@ def _measurement_row(measurement: Measurement) -> Row:
         "baseline_ids": measurement.baseline_ids,
         "parts": measurement.parts,
         **{f"provenance_{name}": value for name, value in _values(measurement.provenance).items()},
+    }
+
+
+def _forecast_row(cell: CellForecast, forecast: Forecast) -> Row:
+    return {
+        **_values(cell.cell),
+        **_candidate_values(forecast.candidate),
+        **{name: value for name, value in _values(forecast).items() if name not in ("candidate", "method")},
+        "forecast_method": forecast.method,
+        "prompts": cell.prompts,
+        "tau0_ms": cell.tau0_ms,
+    }
+
+
+def _candidate_values(candidate: Candidate) -> Row:
+    draft = candidate.draft
+    parameters = {} if draft is None else {f"draft_{name}": value for name, value in _values(draft).items()}
+    return {
+        "draft": parameters.pop("draft_name", None),
+        "method": parameters.pop("draft_method", None),
+        **parameters,
+        "gamma": candidate.gamma,
     }
 
 

@@ -71,6 +71,12 @@ def test_drafting_is_linear_between_the_gammas_tried_and_free_without_proposals(
     assert draft([0, 1, 3, 5]) == pytest.approx([0.0, 0.3, 0.7, 1.1])
 
 
+def test_drafts_that_were_cut_are_timed_by_what_they_proposed() -> None:
+    cut = [iteration(8, proposed=k, draft=2.0 + k) for k in (2, 4) for _ in range(2)]
+    draft = drafting_costs([iteration(0), *cut])
+    assert draft([0, 2, 3, 4, 8]) == pytest.approx([0.0, 0.4, 0.5, 0.6, 1.0])
+
+
 def test_drafting_that_takes_no_time_costs_nothing() -> None:
     assert drafting_costs([iteration(0), iteration(2), iteration(2)])([0, 1, 2]) == pytest.approx([0.0] * 3)
 

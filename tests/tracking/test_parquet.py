@@ -8,13 +8,14 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.records.target import Candidate, DraftModel
+from pipeline.records.forecast import CellForecast, Forecast
+from pipeline.records.target import Candidate, DraftModel, Ngram
 from pipeline.tracking import parquet
 from pipeline.tracking.columns import arrow_type
-from pipeline.tracking.parquet import ITERATIONS, MEASUREMENTS, REQUESTS, write_views
+from pipeline.tracking.parquet import FORECASTS, ITERATIONS, MEASUREMENTS, REQUESTS, write_views
 from pipeline.tracking.store import Store
 
-SCHEMAS = {"measurements": MEASUREMENTS, "iterations": ITERATIONS, "requests": REQUESTS}
+SCHEMAS = {"measurements": MEASUREMENTS, "iterations": ITERATIONS, "requests": REQUESTS, "forecasts": FORECASTS}
 
 
 def test_an_empty_sweep_has_typed_columns_and_no_rows(tmp_path) -> None:
@@ -53,6 +54,49 @@ def test_a_measurement_is_a_row_with_every_parameter_and_metric(tmp_path, make_m
     assert table.loc["m2", "by_context"][0]["emitted"] == 210
     assert table.loc["m2", "target"] == "smollm2"
     assert table.loc["m2", "provenance_threads"] == 2
+
+
+def test_a_forecast_is_a_row_for_each_candidate_measured_or_not(tmp_path, make_measurement) -> None:
+    one = make_measurement("m1")
+    forecasts = tuple(
+        Forecast(
+            candidate=Candidate(draft=Ngram(name="ngram"), gamma=gamma),
+            method="replay",
+            speedup=1.0 + 0.1 * gamma,
+            error=0.02,
+            spread=None,
+            emitted_per_verification=1.5,
+            acceptance_rate=0.4,
+            proposed_per_iteration=1.2,
+            marginal=(0.4, 0.1),
+            tau_draft_ms=0.1,
+            tau_verify_ms=20.0,
+            tau_overhead_ms=0.5,
+            tau_spec_ms=20.6,
+        )
+        for gamma in (1, 2)
+    )
+    cell = CellForecast(
+        id="f1",
+        sweep=one.sweep,
+        cell=one.cell,
+        baseline_ids=("b1",),
+        provenance=one.provenance,
+        prompts=6,
+        tau0_ms=19.0,
+        forecasts=forecasts,
+    )
+    with Store(tmp_path) as store:
+        store.save(cell)
+        write_views(store, tmp_path)
+    with Store(tmp_path) as again:
+        assert again.forecasts() == (cell,)
+    rows = pq.read_table(tmp_path / "forecasts.parquet").to_pylist()
+    assert [(r["draft"], r["gamma"], r["speedup"], r["forecast_method"], r["prompts"]) for r in rows] == [
+        ("ngram", 1, 1.1, "replay", 6),
+        ("ngram", 2, 1.2, "replay", 6),
+    ]
+    assert rows[0]["marginal"] == [0.4, 0.1]
 
 
 def test_every_iteration_and_request_says_where_it_was_seen(tmp_path, make_measurement, make_baseline, block) -> None:

@@ -203,9 +203,8 @@ class Course:
                 self._expect(forecast)
         for measurement in sorted(mine, key=lambda m: (m.kind != "search", m.metrics.raced_out, m.kind, m.replicate)):
             self._enter(measurement)
-        self._search_over = bool(self._looks)
-        if self._looks and not self._searched:
-            self._only = self._looks[0].candidate
+        if self._looks and not self._searched:  # confirmed without a search
+            self._search_over, self._only = True, self._looks[0].candidate
         self.next_task()  # decides, if everything needed is in the store
 
     def _expect(self, forecast: CellForecast) -> None:

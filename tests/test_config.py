@@ -49,8 +49,8 @@ class TestComposition:
     def test_drafts_come_with_their_target_sorted_by_name(self) -> None:
         (choice,) = load_settings([]).targets
         assert [(each.draft, each.gammas) for each in choice.drafts] == [
-            (EarlyExit(name="early_exit", layers=25), (2,)),
-            (Ngram(name="ngram"), (2, 4)),
+            (EarlyExit(name="early_exit", layers=25), tuple(range(1, 9))),
+            (Ngram(name="ngram"), tuple(range(1, 9))),
         ]
 
     def test_groups_compose_as_lists(self) -> None:

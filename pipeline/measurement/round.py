@@ -91,13 +91,15 @@ class _Round:
                 self._measure_block(index, requests, where, progress)
                 if self._task.candidates and not (self._arms or self._lost):
                     return RoundResult(baseline=None, measurements=(), failures=tuple(self._failures))
-                self._drop_losers()
+                if index < len(blocks) - 1:
+                    self._drop_losers()
             baseline = self._baseline_record()
         except Exception as error:
             self._failures.append(as_failure(self._task.cell.key, None, error))
             return RoundResult(baseline=None, measurements=(), failures=tuple(self._failures))
         measurements: list[Measurement] = []
-        self._arms += self._lost
+        order = {candidate: place for place, candidate in enumerate(self._task.candidates)}
+        self._arms = sorted([*self._arms, *self._lost], key=lambda arm: order[arm.candidate] if arm.candidate else 0)
         self._each(self._arms, lambda arm: measurements.append(self._measurement(arm, baseline)))
         return RoundResult(
             baseline=baseline if measurements or not self._task.candidates else None,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import hypot, log
 
+import numpy as np
+
 from pipeline.records.forecast import Forecast
 from pipeline.records.target import Candidate, has_extra_weights
 from pipeline.search.space import CandidateSpace
@@ -14,6 +16,8 @@ LARGE = 30
 """Above so many candidates TPE has a say too."""
 APART = 2.0
 """Drafts whose best forecasts lie within so many of their errors are measured side by side."""
+CORRECTED = 0.02
+"""The error of a forecast that is corrected by two measurements of its draft."""
 IMPROVED = log(1.01)
 """A round of candidates without a forecast that gains less is the last."""
 
@@ -23,7 +27,9 @@ class Guided:
 
     First round: the best forecast, and the best of every other draft that is near it. Other γ of a draft are left out:
     replay ranks them by the same text and the same times, so that most of a forecast's error is common to them, and
-    those that it puts close together are. Later rounds: what should beat the best measured by more than the forecast's
+    those that it puts close together are. A probe promises the more too much the longer the block, for a head's guesses
+    worsen down it: so a probed draft is measured at half its best γ too, and what both were off by corrects the rest.
+    Later rounds: what should beat the best measured by more than the forecast's
     own error, a draft's forecasts corrected by what its measured candidates turned out to be. Where the space is large,
     TPE then proposes once, from measurements and forecasts together.
     """
@@ -56,13 +62,21 @@ class Guided:
         best = self._forecasts[ranked[0]]
         behind = {c: log(best.speedup / self._forecasts[c].speedup) for c in ranked}
         leaders = {draft: next(c for c in ranked if c.draft == draft) for draft in {c.draft for c in ranked}}
-        return [c for c in ranked if c in leaders.values() and behind[c] <= APART * self._error(c, ranked[0])]
+        near = [c for c in ranked if c in leaders.values() and behind[c] <= APART * self._error(c, ranked[0])]
+        return near + [half for c in near if (half := self._half(c, ranked)) is not None]
+
+    def _half(self, best: Candidate, candidates: Sequence[Candidate]) -> Candidate | None:
+        """The candidate of a probed draft with about half the γ of its best one."""
+        if self._forecasts[best].method != "probe":
+            return None
+        shorter = [c for c in candidates if c.draft == best.draft and c.gamma < best.gamma]
+        return min(shorter, key=lambda c: abs(2 * c.gamma - best.gamma), default=None)
 
     def _later(self, candidates: Sequence[Candidate], measured: Mapping[Candidate, float]) -> list[Candidate]:
         """What should beat the best measured by more than its forecast's error, the most promising first."""
         best = log(max(measured.values()))
         expected = {c: self._expected(c, measured) for c in candidates}
-        better = [c for c in candidates if expected[c] - best > self._forecasts[c].error]
+        better = [c for c in candidates if expected[c] - best > self._left_error(c, measured)]
         return sorted(better, key=lambda c: (-expected[c], self._rank(c)))
 
     def _by_tpe(
@@ -87,9 +101,27 @@ class Guided:
         return self._tpe.propose(candidates, scores, count)
 
     def _expected(self, candidate: Candidate, measured: Mapping[Candidate, float]) -> float:
-        """log S as forecast, moved by what this draft's measured candidates were off by (one vote is for no error)."""
-        off = [log(score / self._forecasts[c].speedup) for c, score in measured.items() if c.draft == candidate.draft]
-        return log(self._forecasts[candidate].speedup) + sum(off) / (len(off) + 1)
+        """log S as forecast, moved by what this draft's measured candidates were off by.
+
+        By half of it where one was measured, which may be noise; between two or more linearly in γ.
+        """
+        off = sorted(
+            (c.gamma, log(score / self._forecasts[c].speedup))
+            for c, score in measured.items()
+            if c.draft == candidate.draft
+        )
+        moved = 0.0
+        if len(off) == 1:
+            moved = off[0][1] / 2
+        elif off:
+            moved = float(np.interp(candidate.gamma, *zip(*off, strict=True)))
+        return log(self._forecasts[candidate].speedup) + moved
+
+    def _left_error(self, candidate: Candidate, measured: Mapping[Candidate, float]) -> float:
+        """What a forecast may still be off by: that of a replay once two of its draft are measured."""
+        known = sum(c.draft == candidate.draft for c in measured)
+        own = self._forecasts[candidate].error
+        return own if known < 2 else min(own, CORRECTED)
 
     def _error(self, a: Candidate, b: Candidate) -> float:
         return hypot(self._forecasts[a].error, self._forecasts[b].error)

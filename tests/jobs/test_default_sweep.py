@@ -77,7 +77,7 @@ def test_the_truth_and_its_views_agree(first, output):
     policy = json.loads((folder(output) / "policy.json").read_text())
     confirmed = {d["measurement"] for d in policy["decisions"]} - {None}
     assert confirmed == {record["id"] for record in records if record["kind"] == "confirmation"}
-    assert kinds["search"] >= len(confirmed)
+    assert all(r["metrics"]["speedup_forecast"] for r in records if r["kind"] == "confirmation")
     candidates = {
         (f["candidate"]["draft"]["name"], f["candidate"]["gamma"])
         for r in records
@@ -110,20 +110,12 @@ def test_mlflow_holds_every_trial_and_leaves_none_running(first, output):
     assert all("acceptance_rate" in run.data.metrics for run in chat)
 
 
-def test_what_is_measured_agrees_with_what_was_forecast(first, output):
-    """Of tokens, which replay foretells exactly on the same prompts: near-ties aside, no time is in them."""
-    records = [json.loads(path.read_text()) for path in (folder(output) / "measurements").glob("*.json")]
-    search = [r["metrics"] for r in records if r["kind"] == "search" and not r["metrics"]["near_ties"]]
-    assert search
-    for metrics in search:
-        assert metrics["emitted_forecast"] == pytest.approx(metrics["emitted_per_verification"], rel=0.01)
-
-
 def test_greedy_text_is_the_baselines_in_every_arm(first, output):
     """Counted near-ties aside, which the gate has bounded."""
     records = [json.loads(path.read_text()) for path in (folder(output) / "measurements").glob("*.json")]
-    search = [record for record in records if record["kind"] == "search"]
-    assert sum(record["metrics"]["near_ties"] for record in search) <= len(search)
+    looks = [record for record in records if record["kind"] in ("search", "confirmation_look")]
+    assert looks
+    assert sum(record["metrics"]["near_ties"] for record in looks) <= len(looks)
 
 
 def test_the_same_command_again_measures_nothing_and_takes_seconds(first, output):

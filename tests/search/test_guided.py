@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from pipeline.records.forecast import Forecast
 from pipeline.records.settings import DraftChoice
@@ -17,10 +18,12 @@ def space_of(gammas: int = 6) -> CandidateSpace:
     return CandidateSpace([DraftChoice(draft=d, gammas=tuple(range(1, gammas + 1))) for d in (NGRAM, EXIT, MODEL)])
 
 
-def forecast(candidate: Candidate, speedup: float, error: float = 0.02) -> Forecast:
+def forecast(
+    candidate: Candidate, speedup: float, error: float = 0.02, method: Literal["replay", "probe"] = "replay"
+) -> Forecast:
     return Forecast(
         candidate=candidate,
-        method="replay",
+        method=method,
         speedup=speedup,
         error=error,
         spread=0.05,
@@ -80,6 +83,21 @@ def test_a_disappointing_best_sends_the_search_on_to_the_next() -> None:
     (chosen,) = search.propose(space.candidates, {}, 1)
     left = [c for c in space.candidates if c != chosen]
     assert names(search.propose(left, {chosen: 0.95}, 4)) >= {("model", 2)}
+
+
+def test_a_probed_draft_is_measured_at_two_gammas_and_corrected_by_both() -> None:
+    space = space_of()
+    told = {c: forecast(c, 0.5) for c in space.candidates}
+    told |= {c: forecast(c, 1.2 + 0.1 * c.gamma, 0.08, "probe") for c in space.candidates if c.draft == MODEL}
+    search = Guided(space, 0, list(told.values()))
+    first = search.propose(space.candidates, {}, 4)
+    assert names(first) == {("model", 6), ("model", 3)}
+    # long blocks were promised too much, short ones not: what lies between is expected in proportion
+    measured = {c: 1.3 if c.gamma == 6 else 1.5 for c in first}
+    left = [c for c in space.candidates if c not in measured]
+    assert search.propose(left, measured, 4) == ()
+    measured = {c: 1.3 if c.gamma == 6 else 1.2 for c in first}
+    assert names(search.propose(left, measured, 4)) <= {("model", 4), ("model", 5)}
 
 
 def test_what_was_measured_corrects_the_forecasts_of_its_draft() -> None:

@@ -49,8 +49,9 @@ def regret_cell(seed: int) -> SimulatedCell:
     """The kinds take turns; whatever else is drawn from ``seed``."""
     draws = np.random.default_rng([seed, 77])
     kind = KINDS[seed % len(KINDS)]
-    drafts = tuple(_draft(draws, n) for n in range(int(draws.integers(1, MOST_DRAFTS + 1))))
-    machine = _machine(kind, draws)
+    heads = bool(draws.random() < 0.3)
+    drafts = tuple(_draft(heads, n) for n in range(int(draws.integers(1, MOST_DRAFTS + 1))))
+    machine = replace(_machine(kind, draws), alpha_decay=float(draws.uniform(0.9, 1.0)) if heads else 1.0)
     tau0 = machine.forward_ms(1)
     by_draft = {f"alpha.{draft.name}": float(draws.uniform(0.2, 0.9)) for draft in drafts}
     by_draft |= {
@@ -75,9 +76,12 @@ def regret_cell(seed: int) -> SimulatedCell:
     )
 
 
-def _draft(draws: np.random.Generator, number: int) -> Draft:
-    """Half of them heads, whose acceptance can only be probed."""
-    if draws.random() < 0.3:
+def _draft(heads: bool, number: int) -> Draft:
+    """Heads, whose guesses worsen down a block and can only be probed, or drafts whose acceptance the text decides.
+
+    A cell has one kind, since a machine has one ``alpha_decay``.
+    """
+    if heads:
         return Eagle3(name=f"head{number}", source="simulated")
     return DraftModel(name=f"model{number}", source="simulated")
 
@@ -87,7 +91,6 @@ def _machine(kind: Kind, draws: np.random.Generator) -> Machine:
         return float(draws.uniform(low, high))
 
     noise = Machine(
-        alpha_decay=between(0.96, 1.0),
         alpha_spread=between(0.05, 0.2),
         noise=between(0.01, 0.04),
         block_noise=between(0.0, 0.02),

@@ -1,4 +1,4 @@
-"""Forecasts of the default target beside real speculation: of tokens they must be exact where no near-tie parts texts."""
+"""Forecasts of the default target beside real speculation: of tokens they are exact where no near-tie parts texts."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class Guided:
         if len(off) == 1:
             moved = off[0][1] / 2
         elif off:
-            moved = float(np.interp(candidate.gamma, *zip(*off, strict=True)))
+            moved = float(np.interp(candidate.gamma, [gamma for gamma, _ in off], [by for _, by in off]))
         return log(self._forecasts[candidate].speedup) + moved
 
     def _left_error(self, candidate: Candidate, measured: Mapping[Candidate, float]) -> float:

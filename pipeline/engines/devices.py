@@ -39,12 +39,12 @@ class Device:
 
 
 def _gpu(name: str, bandwidth_gb_s: float, half_tflops: float, float32_tflops: float, memory_gb: float) -> Device:
-    """A GPU with the shares that are assumed for every one of them.
+    """A GPU with the shares that are assumed for every one of them, of a datasheet's figures that no kernel reaches.
 
-    .8 of the bandwidth and .6 of the dense peak lie between what copies and large products reach (.9, .7) and what
-    serving engines report of whole steps (model bandwidth utilization of .6 to .8). .1 ms a forward and .01 ms a layer
-    are for recorded graphs: ten kernels a layer, a microsecond between them. They are assumptions:
-    ``python -m jobs.benchmark gpu`` measures τ0 beside its bytes at copy bandwidth on yours.
+    .8 of the bandwidth: the project's own floor for a plain step is .75 of copy bandwidth (``tau0_c1``), which itself
+    lies below the datasheet's. .6 of the dense peak: few rows fill no tile of a matrix product. .1 ms a forward and
+    .01 ms a layer: recorded graphs, ten kernels a layer, a microsecond between them. None of it is measured:
+    ``python -m jobs.benchmark gpu`` measures τ0, verification and draft steps on yours.
     """
     return Device(
         name=name,

@@ -158,13 +158,14 @@ def test_a_busy_cluster_is_an_error_that_says_so(fleet):
 
 def test_a_lost_worker_whose_place_is_gone_is_done_without(fleet, monkeypatch):
     """A node that leaves the cluster: its worker dies, and its successor is never placed."""
-    pair = Fleet(
-        ClusterSettings(workers=2, cpus_per_worker=1, placement_timeout_s=3.0), EngineSettings(name="simulated")
-    )
+    pair = Fleet(ClusterSettings(workers=2, cpus_per_worker=1), EngineSettings(name="simulated"))
     try:
         ready(pair)
+        end = time.monotonic() + 60
         while len(pair.idle()) < 2:
+            assert time.monotonic() < end
             pair.wait(0.2)
+        monkeypatch.setattr(pair, "_settings", replace(pair._settings, placement_timeout_s=3.0))
         monkeypatch.setattr(pair, "_request", replace(pair._request, cpus=1000))
         pair.submit("w0", task("simulated:?fail.ngram=crash"))
         assert isinstance(outcome(pair).result, Failure)

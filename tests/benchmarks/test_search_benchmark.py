@@ -63,7 +63,7 @@ def test_guided_search_costs_less_than_the_grid_and_loses_little() -> None:
     for one in found:
         assert one.by_strategy["guided"].seconds < one.by_strategy["grid"].seconds
         assert one.by_strategy["guided"].measured < one.by_strategy["grid"].measured
-        assert one.by_strategy["guided"].value >= 0.95 * one.by_strategy["grid"].value
+        assert one.by_strategy["guided"].value >= 0.9 * one.by_strategy["grid"].value
         assert all(searched.value <= one.best for searched in one.by_strategy.values())
 
 

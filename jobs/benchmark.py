@@ -23,7 +23,7 @@ Measures what the README claims, side by side with peers, prints a table and wri
   decoding tokens=64 repeats=3 spec_bench=spec_bench.jsonl source=MODEL threads=2
   lossless samples=20000 processes=2
   gpu minutes=8, on a machine with a GPU; needs torch, transformers, numpy and pandas alone
-  search cells=2000 processes=2 only=coverage
+  search cells=2000 processes=2 only=coverage skip=real
   output_dir=runs/benchmarks"""
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TypeVar, get_args
 
 from omegaconf import OmegaConf
-from pydantic import TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
 
 from pipeline.bounds import check_bounds, check_counts, check_name
+from pipeline.checked import mapping, record_of, value_of
 from pipeline.compose import CONF, Tree, composed, options, without_credentials
 from pipeline.records.cell import Sampling, Workload
 from pipeline.records.failure import InputError
@@ -41,16 +40,6 @@ T = TypeVar("T")
 _METHODS: Mapping[str, type[Draft]] = {record.method: record for record in get_args(Draft)}
 _GROUPS = {"targets": "target", "workloads": "workload", "samplings": "sampling"}
 _NOT_MEASURED = ("name", "output_dir", "fresh", "reuse", "cluster", "tracking", "budget", "policy", "plan")
-_WANTED = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "string_type": "a string",
-    "bool_type": "true or false",
-    "tuple_type": "a list",
-    "dict_type": "a mapping",
-    "dataclass_type": "a mapping",
-}
 
 
 def load_settings(overrides: Sequence[str], config_name: str = "sweep") -> SweepSettings:
@@ -64,9 +53,9 @@ def load_settings(overrides: Sequence[str], config_name: str = "sweep") -> Sweep
     for key in tree:
         if key not in known:
             raise InputError(f"{key}: unknown key; known: {', '.join(known)}")
-    name = _value(str, tree.get("name"), "name")
+    name = value_of(str, tree.get("name"), "name")
     check_name(name, "name")
-    concurrency = _value(tuple[int, ...], tree.get("concurrency"), "concurrency")
+    concurrency = value_of(tuple[int, ...], tree.get("concurrency"), "concurrency")
     check_counts(concurrency, "concurrency")
     return SweepSettings(
         name=name,
@@ -74,19 +63,19 @@ def load_settings(overrides: Sequence[str], config_name: str = "sweep") -> Sweep
         targets=tuple(_target(key, body) for key, body in _named(tree, "targets").items()),
         workloads=_workloads(tree),
         samplings=tuple(
-            _record(Sampling, body, f"samplings.{key}", name=key) for key, body in _named(tree, "samplings").items()
+            record_of(Sampling, body, f"samplings.{key}", name=key) for key, body in _named(tree, "samplings").items()
         ),
         concurrency=concurrency,
-        fresh=_value(bool, tree.get("fresh", False), "fresh"),
-        reuse=_value(bool, tree.get("reuse", False), "reuse"),
-        protocol=_record(Protocol, tree.get("protocol", {}), "protocol"),
-        search=_record(SearchSettings, tree.get("search", {}), "search"),
-        engine=_record(EngineSettings, tree.get("engine", {}), "engine"),
-        cluster=_record(ClusterSettings, tree.get("cluster", {}), "cluster"),
-        tracking=_record(TrackingSettings, tree.get("tracking", {}), "tracking"),
-        budget=_record(Budget, tree.get("budget", {}), "budget"),
-        policy=_record(PolicySettings, tree.get("policy", {}), "policy"),
-        plan=_record(PlanSettings, tree.get("plan", {}), "plan"),
+        fresh=value_of(bool, tree.get("fresh", False), "fresh"),
+        reuse=value_of(bool, tree.get("reuse", False), "reuse"),
+        protocol=record_of(Protocol, tree.get("protocol", {}), "protocol"),
+        search=record_of(SearchSettings, tree.get("search", {}), "search"),
+        engine=record_of(EngineSettings, tree.get("engine", {}), "engine"),
+        cluster=record_of(ClusterSettings, tree.get("cluster", {}), "cluster"),
+        tracking=record_of(TrackingSettings, tree.get("tracking", {}), "tracking"),
+        budget=record_of(Budget, tree.get("budget", {}), "budget"),
+        policy=record_of(PolicySettings, tree.get("policy", {}), "policy"),
+        plan=record_of(PlanSettings, tree.get("plan", {}), "plan"),
     )
 
 
@@ -103,7 +92,7 @@ def load_head_training(overrides: Sequence[str]) -> HeadTraining:
         names = ", ".join(choice.target.name for choice in targets)
         raise InputError(f"targets: a head is made for one target, not for {names}; write target=[NAME]")
     ngrams = [choice.draft for choice in targets[0].drafts if isinstance(choice.draft, Ngram)]
-    name = targets[0].target.name if tree.get("name") is None else _value(str, tree["name"], "name")
+    name = targets[0].target.name if tree.get("name") is None else value_of(str, tree["name"], "name")
     check_name(name, "name")
     settings = HeadTraining(
         name=name,
@@ -111,14 +100,14 @@ def load_head_training(overrides: Sequence[str]) -> HeadTraining:
         target=targets[0].target,
         ngram=ngrams[0] if ngrams else Ngram(name="ngram"),
         workloads=_workloads(tree),
-        minutes=_value(float, tree.get("minutes", 30.0), "minutes"),
-        seed=_value(int, tree.get("seed", 0), "seed"),
-        device=_record(EngineSettings, {"device": tree.get("device", "auto")}, "engine").device,
-        fresh=_value(bool, tree.get("fresh", False), "fresh"),
-        collect=_record(CollectSettings, tree.get("collect", {}), "collect"),
-        head=_record(HeadSettings, tree.get("head", {}), "head"),
-        fit=_record(FitSettings, tree.get("fit", {}), "fit"),
-        tracking=_record(TrackingSettings, tree.get("tracking", {}), "tracking"),
+        minutes=value_of(float, tree.get("minutes", 30.0), "minutes"),
+        seed=value_of(int, tree.get("seed", 0), "seed"),
+        device=record_of(EngineSettings, {"device": tree.get("device", "auto")}, "engine").device,
+        fresh=value_of(bool, tree.get("fresh", False), "fresh"),
+        collect=record_of(CollectSettings, tree.get("collect", {}), "collect"),
+        head=record_of(HeadSettings, tree.get("head", {}), "head"),
+        fit=record_of(FitSettings, tree.get("fit", {}), "fit"),
+        tracking=record_of(TrackingSettings, tree.get("tracking", {}), "tracking"),
     )
     check_bounds(settings, "train_head")
     for workload in settings.workloads:
@@ -153,7 +142,7 @@ def resolved_yaml(settings: SweepSettings) -> str:
         ("cluster", "address", settings.cluster.address),
     ):
         if address is not None:
-            tree[section] = {**_mapping(tree[section], section), key: without_credentials(address)}
+            tree[section] = {**mapping(tree[section], section), key: without_credentials(address)}
     return OmegaConf.to_yaml(OmegaConf.create({key: _literal(value) for key, value in tree.items()}))
 
 
@@ -205,7 +194,7 @@ def _body(record: Target | Draft | Workload | Sampling) -> dict[str, object]:
 
 
 def _output_dir(tree: Tree) -> str:
-    folder = _value(str, tree.get("output_dir", "runs"), "output_dir")
+    folder = value_of(str, tree.get("output_dir", "runs"), "output_dir")
     if not folder.strip() or "://" in folder:
         raise InputError(f"output_dir: must be a folder, not {without_credentials(folder)!r}")
     path = str(Path(folder).expanduser().absolute())
@@ -219,7 +208,7 @@ def _output_dir(tree: Tree) -> str:
 def _target(name: str, body: Tree) -> TargetChoice:
     key = f"targets.{name}"
     drafts, shape = body.pop("drafts", {}), _shape(body, key)
-    target = _record(Target, body, key, name=name, beside=("drafts", "shape"))
+    target = record_of(Target, body, key, name=name, beside=("drafts", "shape"))
     read_template(target)
     if not isinstance(drafts, dict) or not drafts:
         raise InputError(f"{key}.drafts: must name at least one draft; known methods: {', '.join(_METHODS)}")
@@ -230,17 +219,17 @@ def _target(name: str, body: Tree) -> TargetChoice:
 
 def _draft(name: str, value: object, key: str) -> DraftChoice:
     check_name(name, key)
-    body = _mapping(value, key)
+    body = mapping(value, key)
     method = body.get("method")
     if not isinstance(method, str) or method not in _METHODS:
         said = "is missing" if method is None else f"{method!r} is unknown"
         raise InputError(f"{key}.method: {said}; known: {', '.join(_METHODS)}")
     if "gammas" not in body:
         raise InputError(f"{key}.gammas: is missing; a list of numbers of proposed tokens, each at least 1")
-    gammas = _value(tuple[int, ...], body.pop("gammas"), f"{key}.gammas")
+    gammas = value_of(tuple[int, ...], body.pop("gammas"), f"{key}.gammas")
     check_counts(gammas, f"{key}.gammas")
     shape = _shape(body, key)
-    draft = _record(_METHODS[method], body, key, name=name, beside=("gammas", "shape"))
+    draft = record_of(_METHODS[method], body, key, name=name, beside=("gammas", "shape"))
     if shape is not None and not isinstance(draft, DraftModel):
         raise InputError(f"{key}.shape: only a draft_model has a shape of its own; that of {method} follows its target")
     return DraftChoice(draft=draft, gammas=tuple(sorted(gammas)), shape=shape)
@@ -249,13 +238,13 @@ def _draft(name: str, value: object, key: str) -> DraftChoice:
 def _shape(body: Tree, key: str) -> ModelShape | None:
     """Taken out of ``body``."""
     value = body.pop("shape", None)
-    return None if value is None else _record(ModelShape, value, f"{key}.shape")
+    return None if value is None else record_of(ModelShape, value, f"{key}.shape")
 
 
 def _workloads(tree: Tree) -> tuple[Workload, ...]:
     common = {"output_tokens": tree["output_tokens"]} if "output_tokens" in tree else {}
     workloads = tuple(
-        _record(Workload, each, key, name=as_name)
+        record_of(Workload, each, key, name=as_name)
         for name, body in _named(tree, "workloads").items()
         for key, as_name, each in _by_length(name, {**common, **body}, f"workloads.{name}")
     )
@@ -275,7 +264,7 @@ def _by_length(name: str, body: Tree, key: str) -> Iterator[tuple[str, str, Tree
     if not isinstance(lengths, list):
         yield key, name, body
         return
-    lengths = _value(tuple[int, ...], lengths, f"{key}.context_tokens")
+    lengths = value_of(tuple[int, ...], lengths, f"{key}.context_tokens")
     for length in lengths:
         if length < 0:
             raise InputError(f"{key}.context_tokens: each must be at least 0 (prompts as they are), not {length}")
@@ -295,61 +284,10 @@ def _by_length(name: str, body: Tree, key: str) -> Iterator[tuple[str, str, Tree
 def _named(tree: Tree, key: str) -> dict[str, Tree]:
     """The mappings under ``key`` by name, at least one."""
     group = _GROUPS[key]
-    entries = _mapping(tree.get(key, {}), key)
+    entries = mapping(tree.get(key, {}), key)
     if not entries:
         available = ", ".join(options(CONF / group))
         raise InputError(f"{key}: choose at least one, as in {group}=[NAME]; available: {available}")
     for name in entries:
         check_name(name, f"{key}.{name}")
-    return {name: _mapping(value, f"{key}.{name}") for name, value in entries.items()}
-
-
-def _mapping(value: object, key: str) -> Tree:
-    if not isinstance(value, dict):
-        raise InputError(f"{key}: must be a mapping, not {_shown(value)}")
-    return dict(value)
-
-
-def _value(kind: type[T], value: object, key: str) -> T:
-    """``value`` as a ``kind``, without conversions such as "3" or true to a number."""
-    try:
-        # Through JSON because only there a strict check takes a list for a tuple.
-        return TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
-    except ValidationError as error:
-        raise InputError(_said(error.errors(include_url=False)[0], key)) from None
-
-
-def _record(kind: type[T], value: object, key: str, *, name: str | None = None, beside: Iterable[str] = ()) -> T:
-    """``value`` as a record; ``name`` is its key in the tree; ``beside`` are keys that belong there too."""
-    body = _mapping(value, key)
-    allowed = [field.name for field in fields(kind) if name is None or field.name != "name"]  # type: ignore[arg-type]
-    for unknown in body:
-        if unknown not in allowed:
-            raise InputError(f"{key}.{unknown}: unknown key; known: {', '.join([*allowed, *beside])}")
-    record = _value(kind, body if name is None else {**body, "name": name}, key)
-    check_bounds(record, key)
-    return record
-
-
-def _said(error: ErrorDetails, key: str) -> str:
-    """One of pydantic's errors as ``key: message``."""
-    path = list(error["loc"])
-    wanted = _WANTED.get(error["type"])
-    if wanted and path and path[-1] in ("bool", "int", "float", "str"):  # a union of scalars: pydantic tried each
-        path.pop()
-        wanted = "a number, a string, or true or false"
-    for step in path:
-        key += f"[{step}]" if isinstance(step, int) else f".{step}"
-    if error["type"] == "missing":
-        return f"{key}: must be set"
-    if error["type"] == "literal_error":
-        wanted = f"one of {error['ctx']['expected'].replace(' or ', ', ')}"
-    hint = ""
-    if isinstance(error["input"], bool) and error["type"] in ("string_type", "literal_error"):
-        hint = " (YAML reads bare off and no as false, on and yes as true: quote it)"
-    message = f"must be {wanted}, not {_shown(error['input'])}" if wanted else error["msg"]
-    return f"{key}: {message}{hint}"
-
-
-def _shown(value: object) -> str:
-    return without_credentials(json.dumps(value, ensure_ascii=False))[:80]
+    return {name: mapping(value, f"{key}.{name}") for name, value in entries.items()}

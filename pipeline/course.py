@@ -12,13 +12,13 @@ from typing import Protocol
 
 from pipeline.measurement.identity import measurement_id
 from pipeline.measurement.pool import pool
-from pipeline.measurement.protocol import Allotment, Span, allot
+from pipeline.measurement.protocol import LOOKS, Allotment, Span, allot
 from pipeline.measurement.round import as_failure
 from pipeline.policy.decide import choose, decide, fair_speedup, far_below, off_by_forecast, verdict
 from pipeline.records.cell import Cell
 from pipeline.records.decision import Decision
 from pipeline.records.failure import PERMANENT, Failure
-from pipeline.records.forecast import CellForecast, Forecast
+from pipeline.records.forecast import CellForecast
 from pipeline.records.measurement import Baseline, Measurement, RoundKind
 from pipeline.records.settings import SweepSettings, TargetChoice
 from pipeline.records.target import Candidate
@@ -28,7 +28,6 @@ from pipeline.search.study import CellStudy
 OFF = Candidate(draft=None, gamma=0)
 SEARCH_LEVEL = 0.95
 """Search intervals only rank."""
-LOOKS = 3
 CONFIRMATION_LEVEL, SECOND_LEVEL = 1 - 0.04 / LOOKS, 1 - 0.01 / LOOKS
 """Each look's confidence, and that of a second confirmation's: together they err in at most 5 % of cells (Bonferroni).
 
@@ -89,7 +88,6 @@ class Course:
         self._a_a_due = settings.protocol.a_a
         self.forecast: CellForecast | None = None
         self._forecast_tries = 0
-        self._hopeless: Forecast | None = None
         self._search_over = False
         self._only: Candidate | None = None
         self._earlier: Measurement | None = None
@@ -104,11 +102,13 @@ class Course:
             return None
         if self._study.awaits_forecast:
             return self._task("forecast", self._study.space.candidates, self._allotment.search, replicate=0)
-        if self._hopeless is not None and self.forecast is not None and not self._searched:
-            if self._a_a_due:
+        if self.forecast is not None and not (self._searched or self._study.unforecast):
+            hopeless = far_below(self.forecast)
+            if hopeless is not None and not self._a_a_due:
+                self.decision = off_by_forecast(self.cell.key, self.forecast, hopeless)
+                return None
+            if hopeless is not None:
                 return self._task("aa", (OFF,), self._allotment.search, replicate=0)
-            self.decision = off_by_forecast(self.cell.key, self.forecast, self._hopeless)
-            return None
         if not self._search_over and (asked := self._study.ask()):
             if not self._needs_no_ranking(asked):
                 return self._search(asked)
@@ -208,11 +208,9 @@ class Course:
         self.next_task()  # decides, if everything needed is in the store
 
     def _expect(self, forecast: CellForecast) -> None:
-        """Begin the search with ``forecast``, or end it: nothing is measured where nothing could pay."""
+        """Begin the search with ``forecast``."""
         self._study.expect(forecast.forecasts)
         self.forecast = forecast
-        if not self._study.unforecast:
-            self._hopeless = far_below(forecast)
 
     def _enter(self, measurement: Measurement) -> None:
         candidate = measurement.candidate

@@ -40,6 +40,7 @@ class Between:
 
     least: float
     greatest: float
+    figure: Literal["ours"] = "ours"
 
     def __str__(self) -> str:
         return f"ours {self.least:g} – {self.greatest:g}"
@@ -114,9 +115,21 @@ def compared(
     )
 
 
-def alone(metric: str, unit: str, better: Better, ours: Sequence[float], wanted: Wanted | None = None) -> Row:
+def alone(metric: str, unit: str, better: Better, ours: Sequence[float], wanted: Wanted | Between | None = None) -> Row:
     """A row without a peer, a value for each repeat."""
-    value = statistics.median(ours)
+    return known(metric, unit, better, statistics.median(ours), min(ours), max(ours), wanted)
+
+
+def known(
+    metric: str,
+    unit: str,
+    better: Better,
+    value: float,
+    low: float,
+    high: float,
+    wanted: Wanted | Between | None = None,
+) -> Row:
+    """A row without a peer whose bounds are known: an error's, or quartiles."""
     return Row(
         metric=metric,
         ours=value,
@@ -125,8 +138,8 @@ def alone(metric: str, unit: str, better: Better, ours: Sequence[float], wanted:
         peer="",
         peer_value=None,
         ratio=None,
-        low=min(ours),
-        high=max(ours),
+        low=low,
+        high=high,
         wanted=str(wanted or ""),
         holds=wanted.met(value) if wanted and wanted.figure == "ours" else None,
     )

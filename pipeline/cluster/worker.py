@@ -9,12 +9,12 @@ from dataclasses import replace
 from pipeline.engines.contract import Engine, Limits
 from pipeline.measurement.identity import content_id
 from pipeline.measurement.prepare import Prepared, prepare
-from pipeline.measurement.round import as_failure, measure_round
+from pipeline.measurement.round import as_failure
 from pipeline.records.failure import Failure
 from pipeline.records.settings import EngineSettings
 from pipeline.records.target import Candidate
 from pipeline.records.task import Identification, RoundResult, RoundTask
-from pipeline.search.forecast import forecast_round
+from pipeline.search.forecast import run_round
 
 PREPARED_KEPT = 8
 """Rendered workloads kept by a worker: a cell's rounds come one after another, neighbouring cells share prompts."""
@@ -47,8 +47,7 @@ class Worker:
             if not loaded:
                 return RoundResult(baseline=None, measurements=(), failures=tuple(failures))
             narrowed = replace(task, candidates=tuple(loaded))
-            measure = forecast_round if task.kind == "forecast" else measure_round
-            result = measure(engine, narrowed, prepared, self._say)
+            result = run_round(engine, narrowed, prepared, self._say)
         except Exception as error:
             failures.append(failure(task, None, error))
             return RoundResult(baseline=None, measurements=(), failures=tuple(failures))

@@ -20,6 +20,7 @@ from math import expm1, log1p, sqrt
 
 import numpy as np
 
+from pipeline.measurement.robust import ERROR_OF_MEDIAN, sigma
 from pipeline.records.settings import Protocol
 from pipeline.records.trace import Trace
 
@@ -28,9 +29,6 @@ LEAST_ITERATIONS = 8
 LEAST_BLOCKS = 2
 """Fewer blocks say nothing of how far passes usually lie apart."""
 
-_SIGMA_OF_MAD = 1.4826
-_ERROR_OF_MEDIAN = 1.2533
-"""Both for normal noise; heavier tails leave the first small and make the second too great, on the calm side."""
 _STRONGEST = 0.9
 _CLIPPED = 3.0
 
@@ -58,14 +56,14 @@ def shift(first: Trace, second: Trace) -> Shift | None:
     )
     ratios = np.log(times[:, 1] / times[:, 0])
     middle = float(np.median(ratios))
-    sigma = _SIGMA_OF_MAD * float(np.median(np.abs(ratios - middle)))
-    if sigma == 0.0:
+    spread = sigma(ratios)  # heavy tails leave it small and the median's error too great, on the calm side
+    if spread == 0.0:
         return Shift(middle, 0.0)
-    rest = np.clip(ratios - middle, -_CLIPPED * sigma, _CLIPPED * sigma)
+    rest = np.clip(ratios - middle, -_CLIPPED * spread, _CLIPPED * spread)
     correlation = float(rest[1:] @ rest[:-1] / (rest @ rest))
     correlation = min(max(correlation, 0.0), _STRONGEST)
     independent = n * (1.0 - correlation) / (1.0 + correlation)
-    return Shift(middle, _ERROR_OF_MEDIAN * sigma / sqrt(independent))
+    return Shift(middle, ERROR_OF_MEDIAN * spread / sqrt(independent))
 
 
 def moved(seen: Shift | None, kept: Sequence[Shift], protocol: Protocol) -> bool:
@@ -78,7 +76,7 @@ def moved(seen: Shift | None, kept: Sequence[Shift], protocol: Protocol) -> bool
         return False
     between = 0.0
     if len(kept) >= LEAST_BLOCKS:
-        between = _SIGMA_OF_MAD * float(np.median([abs(one.log_ratio) for one in kept]))
+        between = sigma([one.log_ratio for one in kept], middle=0.0)
     noise = sqrt(seen.error**2 + between**2)
     return abs(seen.log_ratio) > max(log1p(protocol.drift_least), protocol.drift_z * noise)
 

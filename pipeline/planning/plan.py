@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from math import ceil
 from statistics import fmean
 
+from pipeline.cells import cells_of
 from pipeline.engines import roofline
 from pipeline.engines.devices import DEVICES, Device
 from pipeline.measurement.protocol import LOOKS, allot
 from pipeline.planning.rounds import Costing, expected_rounds
 from pipeline.planning.speeds import Scene
-from pipeline.records.cell import CellKey, Sampling, Workload
+from pipeline.records.cell import Cell, Workload
 from pipeline.records.failure import InputError
 from pipeline.records.plan import Plan, PlannedCell
 from pipeline.records.settings import SweepSettings, TargetChoice
@@ -31,11 +32,8 @@ def make_plan(settings: SweepSettings) -> Plan:
     device = device_of(settings)
     prompts = {workload.name: _prompts(workload, settings) for workload in settings.workloads}
     cells = tuple(
-        _cell(settings, device, choice, workload, prompts[workload.name], sampling, concurrency)
-        for choice in settings.targets
-        for workload in settings.workloads
-        for sampling in settings.samplings
-        for concurrency in settings.concurrency
+        _cell(settings, device, cell, choice, prompts[cell.workload.name])
+        for cell, choice in cells_of(settings, device.name)
     )
     each = len(settings.workloads) * len(settings.samplings) * len(settings.concurrency)
     workers = settings.cluster.workers
@@ -91,15 +89,8 @@ def _prompts(workload: Workload, settings: SweepSettings) -> _Prompts:
     return _Prompts(len(kept), fmean(kept))
 
 
-def _cell(
-    settings: SweepSettings,
-    device: Device,
-    choice: TargetChoice,
-    workload: Workload,
-    prompts: _Prompts,
-    sampling: Sampling,
-    concurrency: int,
-) -> PlannedCell:
+def _cell(settings: SweepSettings, device: Device, cell: Cell, choice: TargetChoice, prompts: _Prompts) -> PlannedCell:
+    workload, concurrency = cell.workload, cell.concurrency
     target, shapes = _shapes(choice)
     scene = Scene(
         target=target,
@@ -123,18 +114,12 @@ def _cell(
         shapes=shapes,
         protocol=settings.protocol,
         allotment=allot(prompts.count, concurrency, settings.protocol, workload.name),
-        seeds=1 if sampling.greedy else settings.protocol.seeds,
+        seeds=1 if cell.sampling.greedy else settings.protocol.seeds,
         prompt_tokens=prompts.tokens,
         output_tokens=workload.output_tokens,
     )
     return PlannedCell(
-        cell=CellKey(
-            target=choice.target.name,
-            workload=workload.name,
-            sampling=sampling.name,
-            concurrency=concurrency,
-            accelerator=device.name,
-        ),
+        cell=cell.key,
         prompts=prompts.count,
         prompt_tokens=prompts.tokens,
         tau0_ms=scene.tau0_ms,

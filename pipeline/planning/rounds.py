@@ -15,11 +15,10 @@ from pipeline.records.plan import PlannedCandidate, PlannedRound
 from pipeline.records.settings import Protocol, SearchSettings
 from pipeline.records.shape import ModelShape
 from pipeline.records.target import Candidate, Draft, DraftModel
+from pipeline.search.forecast import DRAFT_CYCLES, DRAFT_GAMMAS, WIDTH_CYCLES
 
 GUIDED_ROUNDS = 2
 """Search rounds that guided search is expected to take; it ends when no forecast can beat the best."""
-TIMING_CYCLES = 6
-"""How often a timing pass goes over the widths: once to warm up, five times for their medians."""
 STRAGGLING = 1.2
 """Among rows that run together the last one takes longer than the mean."""
 
@@ -105,7 +104,8 @@ class Costing:
         widths = max((each.candidate.gamma for each in self.planned.values()), default=1) + 1
         drafts = len({candidate.draft for candidate in self.planned})
         dearest = max((each.tau_spec_ms for each in self.planned.values()), default=self.scene.tau0_ms)
-        timing = (1 + drafts) * (self._prefill_ms(None, self.prompt_tokens) + TIMING_CYCLES * widths * dearest) / 1e3
+        iterations = WIDTH_CYCLES * widths + drafts * DRAFT_CYCLES * DRAFT_GAMMAS
+        timing = ((1 + drafts) * self._prefill_ms(None, self.prompt_tokens) + iterations * dearest) / 1e3
         return (
             self._pass_s(None, self.protocol.warmup_tokens, WARMUP_PROMPT_TOKENS)
             + timing

@@ -14,7 +14,7 @@ from pipeline.measurement.acceptance import acceptance
 from pipeline.measurement.dealing import deal
 from pipeline.measurement.identity import forecast_id, prompt_id
 from pipeline.measurement.prepare import Prepared
-from pipeline.measurement.round import as_failure, measure_baseline
+from pipeline.measurement.round import as_failure, measure_baseline, measure_round
 from pipeline.measurement.statistics import jackknife_variance
 from pipeline.records.failure import Failure
 from pipeline.records.forecast import CellForecast, Forecast, ForecastMethod
@@ -30,6 +30,8 @@ Floats = npt.NDArray[np.float64]
 WIDTH_CYCLES = 5
 DRAFT_CYCLES = 6
 """How often a pass goes over its γ; the first time is a warm-up."""
+DRAFT_GAMMAS = 3
+"""A draft's pass goes over none, its most and one."""
 PROBE_ROWS = 120
 """Row-iterations of a probe: a share near ½ is then known to ± .05."""
 REPLAYS = 16
@@ -39,6 +41,11 @@ MODEL_ERROR: Mapping[ForecastMethod, float] = {"replay": 0.02, "probe": 0.08}
 
 Block = Sequence[tuple[str, Script]]
 """The counted requests of a block: prompt id, and what the draft would propose."""
+
+
+def run_round(engine: Engine, task: RoundTask, prepared: Prepared, progress: Callable[[str], None]) -> RoundResult:
+    """Forecast or measure, as ``task.kind`` says."""
+    return (forecast_round if task.kind == "forecast" else measure_round)(engine, task, prepared, progress)
 
 
 def forecast_round(engine: Engine, task: RoundTask, prepared: Prepared, progress: Callable[[str], None]) -> RoundResult:

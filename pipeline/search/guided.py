@@ -9,6 +9,7 @@ import numpy as np
 
 from pipeline.records.forecast import Forecast
 from pipeline.records.target import Candidate, has_extra_weights
+from pipeline.search.forecast import MODEL_ERROR
 from pipeline.search.space import CandidateSpace
 from pipeline.search.strategies import Tpe
 
@@ -16,7 +17,7 @@ LARGE = 30
 """Above so many candidates TPE has a say too."""
 APART = 2.0
 """Drafts whose best forecasts lie within so many of their errors are measured side by side."""
-CORRECTED = 0.02
+CORRECTED = MODEL_ERROR["replay"]
 """The error of a forecast that is corrected by two measurements of its draft."""
 IMPROVED = log(1.01)
 """A round of candidates without a forecast that gains less is the last."""
@@ -29,9 +30,9 @@ class Guided:
     replay ranks them by the same text and the same times, so that most of a forecast's error is common to them, and
     those that it puts close together are. A probe promises the more too much the longer the block, for a head's guesses
     worsen down it: so a probed draft is measured at half its best γ too, and what both were off by corrects the rest.
-    Later rounds: what should beat the best measured by more than the forecast's
-    own error, a draft's forecasts corrected by what its measured candidates turned out to be. Where the space is large,
-    TPE then proposes once, from measurements and forecasts together.
+    Later rounds: what should beat the best measured by more than the forecast's own error, a draft's forecasts
+    corrected by what its measured candidates turned out to be. Where the space is large, TPE then proposes once, from
+    measurements and forecasts together.
     """
 
     def __init__(self, space: CandidateSpace, seed: int, forecasts: Sequence[Forecast]) -> None:

@@ -10,14 +10,10 @@ from math import sqrt
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.measurement.robust import ERROR_OF_MEDIAN, sigma
 from pipeline.records.trace import Iteration
 
 Floats = npt.NDArray[np.float64]
-
-TO_SIGMA = 1.4826
-"""The median absolute deviation of a normal distribution is σ / 1.4826."""
-OF_MEDIAN = 1.2533
-"""√(π/2): the standard error of a median over that of a mean."""
 
 
 @dataclass(frozen=True)
@@ -171,5 +167,4 @@ def _median(values: Sequence[float]) -> float:
 def _error(values: Sequence[float]) -> float:
     """The relative standard error of the median of ``values``, by their median absolute deviation; 0 of one value."""
     logs = np.log([value for value in values if value > 0.0] or [1.0])  # what takes no time at all has no noise
-    deviation = float(np.median(np.abs(logs - np.median(logs))))
-    return OF_MEDIAN * TO_SIGMA * deviation / sqrt(len(logs))
+    return ERROR_OF_MEDIAN * sigma(logs) / sqrt(len(logs))

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pipeline.engines.contract import OFF, Request, Tokenizer
-from pipeline.engines.decoding.engine import eos_tokens
 from pipeline.engines.decoding.forward import CachedModel
 from pipeline.engines.decoding.hidden import HiddenTap
-from pipeline.engines.decoding.loading import load_target
+from pipeline.engines.decoding.loading import eos_tokens, load_target
 from pipeline.engines.decoding.loop import DecodingLoop
 from pipeline.engines.decoding.prefilled import PrefillMemory
 from pipeline.engines.decoding.slots import Slots

@@ -161,10 +161,12 @@ def test_prompts_that_differ_show_in_the_spread() -> None:
 
 def test_a_probe_without_room_says_nothing_rather_than_that_nothing_is_accepted() -> None:
     task = task_of((Candidate(draft=HEAD, gamma=20),))
-    machine = replace(QUIET, max_context=19 + 41 + 20 + 1)
-    result = forecast_round(opened(task, machine), task, prepared(), lambda line: None)
+    task = replace(task, cell=replace(task.cell, workload=replace(task.cell.workload, output_tokens=16)))
+    full = replace(QUIET, max_context=19 + 16 + 20 + 1)  # no row ever has room for 20 proposals
+    result = forecast_round(opened(task, full), task, prepared(), lambda line: None)
     assert result.forecast is not None
-    assert all(f.speedup > 1 for f in result.forecast.forecasts) or result.failures
+    assert result.forecast.forecasts == ()
+    assert [f.kind for f in result.failures] == ["error"]
 
 
 def test_widths_that_do_not_fit_leave_the_baseline_and_no_forecast() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import TypeVar
 
-from pipeline.benchmarks.rows import Better, Between, Row, Wanted
+from pipeline.benchmarks.rows import Better, Between, Row, Wanted, known
 
 Answer = TypeVar("Answer")
 
@@ -66,7 +66,8 @@ def share_row(
     """
     n, count = len(hits), sum(hits)
     near = min(max(count, 1), n - 1) / n if n > 1 else 0.5
-    return _row(metric, count / n, sqrt(near * (1 - near) / n), unit, better, wanted)
+    share, error = count / n, sqrt(near * (1 - near) / n)
+    return known(metric, unit, better, share, share - error, share + error, wanted)
 
 
 def mean_row(
@@ -74,23 +75,8 @@ def mean_row(
 ) -> Row:
     """Their mean, with its Monte-Carlo standard error."""
     error = statistics.stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0
-    return _row(metric, statistics.fmean(values), error, unit, better, wanted)
-
-
-def _row(metric: str, value: float, error: float, unit: str, better: Better, wanted: Wanted | Between | None) -> Row:
-    return Row(
-        metric=metric,
-        ours=value,
-        unit=unit,
-        better=better,
-        peer="",
-        peer_value=None,
-        ratio=None,
-        low=value - error,
-        high=value + error,
-        wanted=str(wanted or ""),
-        holds=wanted.met(value) if wanted else None,
-    )
+    mean = statistics.fmean(values)
+    return known(metric, unit, better, mean, mean - error, mean + error, wanted)
 
 
 def _work(work: Callable[[int], Answer], seeds: Sequence[int]) -> list[Answer]:

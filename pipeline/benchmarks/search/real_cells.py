@@ -10,14 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.benchmarks.conditions import cpus
-from pipeline.benchmarks.rows import Better, Row, Wanted, alone
+from pipeline.benchmarks.rows import Row, Wanted, alone, known
 from pipeline.benchmarks.search.asking import Asking
 from pipeline.cells import cells_of
 from pipeline.config import load_settings
 from pipeline.engines.contract import Engine, Limits
 from pipeline.measurement.prepare import Prepared, prepare
 from pipeline.measurement.protocol import Allotment, Span, allot
-from pipeline.measurement.round import measure_round
 from pipeline.policy.decide import choose
 from pipeline.records.cell import Cell
 from pipeline.records.forecast import Forecast
@@ -25,7 +24,7 @@ from pipeline.records.measurement import Measurement, RoundKind
 from pipeline.records.settings import EngineSettings, SweepSettings
 from pipeline.records.target import Candidate
 from pipeline.records.task import RoundResult, RoundTask
-from pipeline.search.forecast import forecast_round
+from pipeline.search.forecast import run_round
 from pipeline.search.guided import Guided
 from pipeline.search.space import CandidateSpace
 from pipeline.workloads.load import load_prompts
@@ -194,8 +193,7 @@ class _Cell:
             level=0.95,
             protocol=self._settings.protocol,
         )
-        measure = forecast_round if kind == "forecast" else measure_round
-        result = measure(self._engine, task, self._prepared, self._say)
+        result = run_round(self._engine, task, self._prepared, self._say)
         for failure in result.failures:
             self._say(f"{cell.key.label}: {failure.message}")
         return result
@@ -213,7 +211,4 @@ def _seconds(tried: Sequence[Candidate], rounds: Mapping[Candidate, tuple[float,
 
 def _quartiles(metric: str, values: Sequence[float], unit: str, wanted: Wanted) -> Row:
     low, middle, high = (float(q) for q in np.percentile(values, (25, 50, 75)))
-    better: Better = "less"
-    row = alone(metric, unit, better, [low, middle, high], wanted)
-    assert row.ours == middle
-    return row
+    return known(metric, unit, "less", middle, low, high, wanted)

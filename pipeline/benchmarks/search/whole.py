@@ -11,7 +11,6 @@ from pipeline.benchmarks.search.cells import SimulatedCell
 from pipeline.course import Course
 from pipeline.engines.contract import Limits, Passage, Request, Schedule
 from pipeline.engines.simulated import SimulatedEngine
-from pipeline.measurement.round import measure_round
 from pipeline.records.cell import Sampling
 from pipeline.records.decision import Decision
 from pipeline.records.failure import Failure
@@ -21,7 +20,7 @@ from pipeline.records.settings import DraftChoice, SearchSettings, SweepSettings
 from pipeline.records.target import Draft
 from pipeline.records.task import RoundResult
 from pipeline.records.trace import Trace
-from pipeline.search.forecast import forecast_round
+from pipeline.search.forecast import run_round
 from pipeline.search.study import CellStudy
 
 
@@ -59,8 +58,7 @@ def decide_cell(cell: SimulatedCell, settings: SearchSettings) -> Run:
     course = Course(cell.cell, choice, sweep, sweep.name, study, shelf, allotment.end)
     prepared = cell.prepared(allotment.end)
     while (task := course.next_task()) is not None:
-        measure = forecast_round if task.kind == "forecast" else measure_round
-        result = measure(engine, task, prepared, _quietly)
+        result = run_round(engine, task, prepared, _quietly)
         if result.failures:
             raise RuntimeError(f"cell {cell.seed}: {result.failures[0].message}")
         shelf.keep(result)

@@ -19,7 +19,7 @@ from pipeline.engines.decoding.forward import CachedModel
 from pipeline.engines.decoding.hardware import accelerator_name, driver_version
 from pipeline.engines.decoding.heads.loading import LoadedHead, load_head
 from pipeline.engines.decoding.heads.medusa import MedusaHeads
-from pipeline.engines.decoding.loading import LoadedModel, check_device, load_draft_model, load_target
+from pipeline.engines.decoding.loading import LoadedModel, check_device, eos_tokens, load_draft_model, load_target
 from pipeline.engines.decoding.loop import DecodingLoop, Gammas
 from pipeline.engines.decoding.penalties import penalized, written
 from pipeline.engines.decoding.prefilled import PrefillMemory
@@ -345,12 +345,3 @@ def _drawn(draft: DraftModel | EarlyExit | Head, sampling: Sampling) -> bool:
 def _head_key(draft: Head) -> tuple[str, str, str | None]:
     """Drafts that differ only in name or in how they sample share their weights."""
     return draft.method, draft.source, draft.revision
-
-
-def eos_tokens(source: LoadedModel) -> tuple[int, ...]:
-    """What ends a text: the generation configuration's tokens, else the model's, else the tokenizer's."""
-    for owner in (source.model.generation_config, source.model.config, source.tokenizer):
-        tokens = getattr(owner, "eos_token_id", None)
-        if tokens is not None:
-            return (tokens,) if isinstance(tokens, int) else tuple(tokens)
-    return ()

@@ -174,3 +174,12 @@ def _check_same_vocabulary(
 
 def _first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def eos_tokens(source: LoadedModel) -> tuple[int, ...]:
+    """What ends a text: the generation configuration's tokens, else the model's, else the tokenizer's."""
+    for owner in (source.model.generation_config, source.model.config, source.tokenizer):
+        tokens = getattr(owner, "eos_token_id", None)
+        if tokens is not None:
+            return (tokens,) if isinstance(tokens, int) else tuple(tokens)
+    return ()

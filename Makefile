@@ -2,6 +2,8 @@
 # (for example an index of CPU or CUDA builds of torch), ARGS to the sweep.
 PYTHON ?= python3
 PIP_ARGS ?=
+# Processes of the fast tests; each computes with one thread.
+TEST_PROCESSES ?= 2
 ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,7 +16,7 @@ sweep: .venv
 	$(BIN)/python -m jobs.sweep $(ARGS)
 
 test: .venv
-	$(BIN)/python -m pytest -q -m "not slow and not e2e" $(ARGS)
+	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile -m "not slow and not e2e" $(ARGS)
 
 test-slow: .venv
 	$(BIN)/python -m pytest -q -m slow $(ARGS)

@@ -67,6 +67,7 @@ def test_a_sweep_that_takes_what_was_planned_decides_within_its_budgets(tmp_path
     assert 0 < sum(walls) < wanted.budget.worker_hours * 3600
 
 
+@pytest.mark.slow
 def test_a_sweep_that_takes_longer_ends_out_of_budget_one_call_late_at_most(tmp_path, walls):
     slow = "targets.smollm2.source='simulated:?alpha=.9&sleep_s=0.5'"
     wanted = enforced(tmp_path, slow, "plan.start_s=0", "plan.device=h100", "plan.allowance=1")

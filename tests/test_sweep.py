@@ -152,7 +152,7 @@ def test_fresh_starts_anew_and_keeps_what_was_measured_aside(tmp_path):
     assert len(list((tmp_path / "runs").glob(f"{first.sweep}*"))) == 2
 
 
-@pytest.mark.parametrize("after", [1, 3, 4, 6])
+@pytest.mark.parametrize("after", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4, 6))])
 def test_an_interrupted_sweep_goes_on_where_it_stopped_and_decides_the_same(tmp_path, after):
     whole = run(settings(tmp_path / "whole"))
     interrupt, recorder = Interrupt(), Recorder()
@@ -196,7 +196,7 @@ def test_a_candidate_that_does_not_fit_in_memory_is_infeasible_with_the_reason_a
     assert again.warnings == []
 
 
-@pytest.mark.parametrize("fault", ["crash", "error", "hang", "wrong_text"])
+@pytest.mark.parametrize("fault", ["crash", "error", pytest.param("hang", marks=pytest.mark.slow), "wrong_text"])
 def test_a_draft_that_breaks_its_worker_spoils_no_other(tmp_path, fault):
     cluster = ClusterSettings(cpus_per_worker=1, retries=1, call_timeout_s=4.0 if fault == "hang" else 60.0)
     outcome = run(settings(tmp_path, f"fail.bad={fault}", concurrency=(1,), cluster=cluster))

@@ -78,6 +78,7 @@ def test_texts_and_distribution_hold_even_there(
     assert rows["accepted_fp32_same"]["ours"] > 0.9
 
 
+@pytest.mark.slow
 def test_enough_samples_tell_the_engine_as_it_is_from_a_wrong_one() -> None:
     found = {row.metric: row.holds for row in distributions(Decoder(CPU), 600)}
     assert found == {"chi_square_draft_model": True, "chi_square_top_p": True, "chi_square_mutant": True}

@@ -40,6 +40,7 @@ def test_greedy_text_is_plain_text() -> None:
     assert rows("greedy · C6") == {Arm(draft, GREEDY, 6).name: True for draft in (None, *DRAWN, *ONE_HOT)}
 
 
+@pytest.mark.slow
 def test_penalized_text_is_right_too() -> None:
     found = rows("penalized · C6", samples=400)
     wanted = [Arm(draft, s, 6).name for draft in PENALIZED_DRAFTS for s in (PENALIZED_GREEDY, PENALIZED)]
@@ -54,11 +55,12 @@ def test_every_method_is_there_with_every_sampling_concurrency_and_draft_samplin
     assert CONCURRENCY == (1, 6)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize("mutant", [MUTANTS[0], *(pytest.param(m, marks=pytest.mark.slow) for m in MUTANTS[1:])])
 def test_a_mutant_is_caught(mutant: str) -> None:
     assert rows(mutant) == {mutant: True}
 
 
+@pytest.mark.slow
 def test_only_the_last_tokens_show_what_is_wrong_after_a_full_accept(monkeypatch: pytest.MonkeyPatch) -> None:
     mutant = MUTANTS[-1]
     assert "after a full accept" in mutant
@@ -79,6 +81,7 @@ def test_wrong_text_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows("ngram · greedy · C1") == {"ngram · greedy · C1": False}
 
 
+@pytest.mark.slow
 def test_processes_of_their_own_find_the_same(tmp_path: Path) -> None:
     written = []
     for processes in (1, 2):

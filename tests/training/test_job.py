@@ -19,7 +19,7 @@ from pipeline.records.target import Eagle3
 from pipeline.training import job
 from pipeline.training.collect import GREEDY, requests_for, split
 from pipeline.training.fit import Fit
-from pipeline.training.job import read_report, train_head
+from pipeline.training.job import Outcome, read_report, train_head
 from pipeline.training.lessons import LessonStore
 from pipeline.training.teacher import Teacher
 
@@ -80,12 +80,25 @@ def test_the_same_command_again_does_nothing(tmp_path: Path, monkeypatch: pytest
     assert train_head(settings, Lines(), lambda: False).report == first.report
 
 
-@pytest.mark.parametrize("asked", [3, 25, 80, 115], ids=["first answers", "prompts", "later", "learning"])
-def test_a_signal_at_any_time_leaves_what_the_same_command_goes_on_with(tmp_path: Path, asked: int) -> None:
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "parts").mkdir()
-    whole = train_head(tiny_settings(tmp_path / "whole"), Lines(), lambda: False)
-    settings = tiny_settings(tmp_path / "parts")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """A training that nothing interrupted."""
+    return train_head(tiny_settings(tmp_path_factory.mktemp("whole")), Lines(), lambda: False)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param(3, id="first answers", marks=pytest.mark.slow),
+        pytest.param(25, id="prompts", marks=pytest.mark.slow),
+        pytest.param(80, id="later"),
+        pytest.param(115, id="learning", marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_at_any_time_leaves_what_the_same_command_goes_on_with(
+    tmp_path: Path, whole: Outcome, asked: int
+) -> None:
+    settings = tiny_settings(tmp_path)
     stopped = train_head(settings, Lines(), After(asked))
     assert stopped.report is None
     made = sorted((stopped.folder / "work" / "lessons").iterdir())
@@ -100,12 +113,9 @@ def test_a_signal_at_any_time_leaves_what_the_same_command_goes_on_with(tmp_path
 
 @pytest.mark.parametrize("where", ["collecting", "learning"])
 def test_a_crash_leaves_what_the_same_command_goes_on_with(
-    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, whole: Outcome, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "parts").mkdir()
-    whole = train_head(tiny_settings(tmp_path / "whole"), Lines(), lambda: False)
-    settings = tiny_settings(tmp_path / "parts")
+    settings = tiny_settings(tmp_path)
     owner, name, good = (LessonStore, "add", 3) if where == "collecting" else (Fit, "_step", 5)
     real, calls = getattr(owner, name), 0
 

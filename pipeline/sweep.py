@@ -103,7 +103,7 @@ def _close(run: _Run, folder: Path, status: Literal["FINISHED", "KILLED", "FAILE
         artifacts = (config, policy, why, *(folder / f"{name}.parquet" for name in VIEWS))
         steps.callback(lambda: run.view.finish(status, decisions, [path for path in artifacts if path.exists()]))
         steps.callback(write_views, run.store, folder)
-        steps.callback(lambda: write_why(why, run.sweep, decisions, run.store.measurements()))
+        steps.callback(lambda: write_why(why, run.sweep, decisions, run.store.measurements(), run.store.forecasts()))
         steps.callback(write_policy, policy, run.sweep, fingerprint(decisions), decisions, created)
         steps.callback(run.close)
 

@@ -1,8 +1,13 @@
-"""A measurement made up from a few figures, for every test that needs one."""
+"""A measurement and a forecast made up from a few figures, for every test that needs one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported: threads of several processes wait for each other
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -10,6 +15,7 @@ import pytest
 from hypothesis import settings
 
 from pipeline.records.cell import CellKey
+from pipeline.records.forecast import CellForecast, Forecast
 from pipeline.records.measurement import AcceptanceBin, BlockSums, Measurement, Metrics, Unit
 from pipeline.records.provenance import Provenance
 from pipeline.records.target import Candidate, Ngram
@@ -92,6 +98,44 @@ def _measurement(id: str = "m1", *, speedup: float = 1.4, units: int = 12, sprea
 def make_measurement() -> Callable[..., Measurement]:
     """``make_measurement(id, speedup=…, units=…, spread=…)``; any field of Measurement or Metrics by keyword."""
     return _measurement
+
+
+def _forecast(speedups: Mapping[tuple[str, int], float], **changes: Any) -> CellForecast:
+    forecasts = tuple(
+        Forecast(
+            candidate=Candidate(draft=Ngram(name=draft), gamma=gamma),
+            method="replay",
+            speedup=speedup,
+            error=0.02,
+            spread=None,
+            emitted_per_verification=1.5,
+            acceptance_rate=0.4,
+            proposed_per_iteration=1.2,
+            marginal=(0.4, 0.1),
+            tau_draft_ms=0.1,
+            tau_verify_ms=20.0,
+            tau_overhead_ms=0.5,
+            tau_spec_ms=20.6,
+        )
+        for (draft, gamma), speedup in speedups.items()
+    )
+    record: dict[str, Any] = {
+        "id": "f1",
+        "sweep": "demo-0000000000",
+        "cell": CELL,
+        "baseline_ids": ("b1",),
+        "provenance": PROVENANCE,
+        "prompts": 6,
+        "tau0_ms": 19.0,
+        "forecasts": forecasts,
+    }
+    return CellForecast(**record | changes)
+
+
+@pytest.fixture
+def make_forecast() -> Callable[..., CellForecast]:
+    """``make_forecast({(draft, γ): S, …})``: of n-gram drafts of these names; any field of CellForecast by keyword."""
+    return _forecast
 
 
 @pytest.fixture(scope="session")

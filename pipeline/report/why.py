@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+import plotly.graph_objects as go
+
 from pipeline.records.cell import CellKey
 from pipeline.records.decision import Decision
+from pipeline.records.forecast import CellForecast
 from pipeline.records.measurement import Measurement, Metrics
+from pipeline.report.gamma_figure import gamma_figure
 from pipeline.report.rows import ABSENT, Row, rows, speedup_text
 from pipeline.report.why_figure import TO_GEOMETRIC, TO_MEASURED, candidate_name, cell_figure, factor
 from pipeline.tracking.atomic import write_atomically
@@ -40,35 +44,41 @@ _EVIDENCE = ' class="evidence"'
 _COLUMNS = ("candidate", "ideal", "geometric", "measured", "α", "proposed", "tok/ver", "c", "d", "v", "h")
 
 
-def write_why(path: Path, sweep: str, decisions: Sequence[Decision], measurements: Sequence[Measurement]) -> None:
+def write_why(
+    path: Path,
+    sweep: str,
+    decisions: Sequence[Decision],
+    measurements: Sequence[Measurement],
+    forecasts: Sequence[CellForecast],
+) -> None:
     """Replace ``path`` whole. Raises OSError when the disk does not take it."""
-    write_atomically(path, why_page(sweep, decisions, measurements).encode())
+    write_atomically(path, why_page(sweep, decisions, measurements, forecasts).encode())
 
 
-def why_page(sweep: str, decisions: Sequence[Decision], measurements: Sequence[Measurement]) -> str:
-    """HTML: for each decided cell the sentence, the figure, and every candidate side by side."""
+def why_page(
+    sweep: str,
+    decisions: Sequence[Decision],
+    measurements: Sequence[Measurement],
+    forecasts: Sequence[CellForecast] = (),
+) -> str:
+    """HTML: for each decided cell the sentence, the figures, and every candidate side by side."""
     texts = rows(decisions)
     contents = "".join(
         f'<li><a href="#cell{n}">{escape(row.cell)}</a> {_status(row)} {escape(row.why)}</li>'
         for n, row in enumerate(texts)
     )
-    plotted = 0
+    expected = {forecast.cell: forecast for forecast in reversed(forecasts)}  # a cell goes by its first one
+    plots = _Plots()
     sections = []
     for n, (decision, row) in enumerate(zip(decisions, texts, strict=True)):
         seen = _candidates(decision.cell, measurements)
         evidence = _evidence(decision, seen)
-        drawn = ""
-        if evidence is not None:
-            drawn = cell_figure(evidence, seen).to_html(
-                include_plotlyjs=plotted == 0,  # 5 MB, once a page
-                full_html=False,
-                div_id=f"figure{n}",
-                config={"responsive": True, "displaylogo": False},
-            )
-            plotted += 1
+        drawn = "" if evidence is None else plots.html(cell_figure(evidence, seen), f"figure{n}")
+        forecast = expected.get(decision.cell)
+        by_gamma = "" if forecast is None else plots.html(gamma_figure(forecast, seen), f"gamma{n}")
         sections.append(
             f'<section id="cell{n}"><h2>{escape(row.cell)}</h2><p>{_status(row)} {escape(row.reason)}</p>'
-            f"<p>{escape(row.why)}</p>{drawn}{_overlap(evidence)}{_table(seen, evidence)}</section>"
+            f"<p>{escape(row.why)}</p>{drawn}{_overlap(evidence)}{by_gamma}{_table(seen, evidence)}</section>"
         )
     words = "".join(f"<dt>{escape(word)}</dt><dd>{escape(meaning)}</dd>" for word, meaning in _WORDS.items())
     return (
@@ -77,6 +87,23 @@ def why_page(sweep: str, decisions: Sequence[Decision], measurements: Sequence[M
         f"<ol>{contents or '<li>no cell has been decided</li>'}</ol>"
         f"<details><summary>what the words mean</summary><dl>{words}</dl></details>{''.join(sections)}</body></html>\n"
     )
+
+
+class _Plots:
+    """Figures of one page: its library, 5 MB, comes with the first."""
+
+    def __init__(self) -> None:
+        self._drawn = 0
+
+    def html(self, figure: go.Figure, name: str) -> str:
+        self._drawn += 1
+        text: str = figure.to_html(
+            include_plotlyjs=self._drawn == 1,
+            full_html=False,
+            div_id=name,
+            config={"responsive": True, "displaylogo": False},
+        )
+        return text
 
 
 def _candidates(cell: CellKey, measurements: Sequence[Measurement]) -> list[Measurement]:

@@ -14,7 +14,7 @@ TO_GEOMETRIC = ("drafting", "verification", "overhead")
 TO_MEASURED = ("proposals", "independence", "occupancy")
 """The ``factor_``s of ``Metrics`` that lead from the ideal to the geometric speedup, and from there to the measured."""
 
-_STANDS, _LOSES, _GAINS, _SEEN, _CLAIMED = "#4c6a92", "#c8553d", "#5a9367", "#2b2d42", "#9a9a9a"
+_STANDS, _LOSES, _GAINS, _SEEN, CLAIMED = "#4c6a92", "#c8553d", "#5a9367", "#2b2d42", "#9a9a9a"
 _WIDTHS = 6
 """Columns of the grid: two panels above take half of them each, three below a third."""
 
@@ -27,7 +27,7 @@ def cell_figure(evidence: Measurement, candidates: Sequence[Measurement]) -> go.
         specs=[[{"colspan": 3}, None, None, {"colspan": 3}, None, None], [{"colspan": 2}, None] * 3],
         subplot_titles=(
             f"{evidence.candidate.label}: from ideal to measured",
-            "all candidates: ideal, geometric, measured",
+            "measured candidates: ideal, geometric, measured",
             "acceptance by proposal position",
             "α by output position",
             "α by context length",
@@ -43,9 +43,9 @@ def cell_figure(evidence: Measurement, candidates: Sequence[Measurement]) -> go.
     figure.add_trace(_by_bin(evidence.by_output_position), row=2, col=3)
     figure.add_trace(_by_bin(evidence.by_context), row=2, col=5)
     for column in (1, 4):
-        figure.add_hline(y=1, line={"dash": "dot", "color": _CLAIMED}, row=1, col=column)
+        figure.add_hline(y=1, line={"dash": "dot", "color": CLAIMED}, row=1, col=column)
         figure.update_yaxes(title="speedup", rangemode="tozero", row=1, col=column)
-    figure.update_yaxes(range=[0, 1.15 * _greatest(candidates)], row=1, col=4)
+    figure.update_yaxes(range=[0, _highest(candidates)], row=1, col=4)
     for column, title in ((1, "proposal"), (3, "token of the output"), (5, "tokens before it")):
         figure.update_yaxes(range=[0, 1.05], row=2, col=column)
         figure.update_xaxes(title=title, type="category", row=2, col=column)
@@ -107,24 +107,37 @@ def _steps(metrics: Metrics) -> go.Bar:
     )
 
 
-def _greatest(candidates: Sequence[Measurement]) -> float:
-    """The greatest speedup to show: an interval from three prompts may reach far beyond, and would hide them all."""
+def greatest(speedups: Sequence[float | None], measured: Sequence[Measurement]) -> float:
+    """How high to draw: all ``speedups``, and intervals as far as they leave them room.
+
+    An interval from three prompts may reach far beyond, and would hide them all.
+    """
+    points = max([1.0, *(value for value in speedups if value is not None and math.isfinite(value))])
+    ends = [m.metrics.speedup_high for m in measured]
+    high = max([0.0, *(value for value in ends if value is not None and math.isfinite(value))])
+    return max(1.15 * points, min(1.05 * high, 1.6 * points))
+
+
+def _highest(candidates: Sequence[Measurement]) -> float:
     metrics = [measurement.metrics for measurement in candidates]
-    shown = [value for m in metrics for value in (m.speedup_ideal, m.speedup_geometric, m.speedup) if value is not None]
-    return max([1.0, *filter(math.isfinite, shown)])
+    return greatest([s for m in metrics for s in (m.speedup_ideal, m.speedup_geometric, m.speedup)], candidates)
+
+
+def bounds(metrics: Sequence[Metrics]) -> dict[str, object]:
+    """Error bars of measured speedups: their intervals."""
+    above = [0.0 if m.speedup_high is None else m.speedup_high - m.speedup for m in metrics]
+    below = [0.0 if m.speedup_low is None else m.speedup - m.speedup_low for m in metrics]
+    return {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
 
 
 def _side_by_side(candidates: Sequence[Measurement]) -> list[go.Scatter]:
     labels = [candidate_name(measurement) for measurement in candidates]
     metrics = [measurement.metrics for measurement in candidates]
     measured = [m.speedup for m in metrics]
-    above = [0.0 if m.speedup_high is None else m.speedup_high - m.speedup for m in metrics]
-    below = [0.0 if m.speedup_low is None else m.speedup - m.speedup_low for m in metrics]
-    bounds = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
     return [
-        _marks("ideal", labels, [m.speedup_ideal for m in metrics], "triangle-up-open", _CLAIMED),
+        _marks("ideal", labels, [m.speedup_ideal for m in metrics], "triangle-up-open", CLAIMED),
         _marks("geometric", labels, [m.speedup_geometric for m in metrics], "diamond-open", _LOSES),
-        _marks("measured", labels, measured, "circle", _SEEN, error_y=bounds),
+        _marks("measured", labels, measured, "circle", _SEEN, error_y=bounds(metrics)),
     ]
 
 
@@ -147,7 +160,7 @@ def _by_position(evidence: Measurement) -> list[go.Bar | go.Scatter]:
             y=claimed,
             name="α^i: independent acceptances",
             mode="lines+markers",
-            line={"color": _CLAIMED, "dash": "dash"},
+            line={"color": CLAIMED, "dash": "dash"},
         ),
     ]
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.policy.decide import decide
+from pipeline.policy.decide import decide, off_by_forecast
 from pipeline.records.target import Candidate, Ngram
+from pipeline.report.gamma_figure import gamma_figure
 from pipeline.report.why import why_page, write_why
 from pipeline.report.why_figure import cell_figure
 
@@ -80,7 +81,32 @@ def test_a_candidate_that_proposed_nothing_has_a_speedup_and_no_ideal(searched) 
 
 def test_an_interval_far_beyond_every_speedup_does_not_hide_them(confirmed) -> None:
     wide = replace(confirmed, metrics=replace(confirmed.metrics, speedup_high=300.0))
-    assert cell_figure(wide, [wide]).layout.yaxis2.range == pytest.approx((0, 1.15 * 2.8))
+    assert cell_figure(wide, [wide]).layout.yaxis2.range == pytest.approx((0, 1.6 * 2.8))
+
+
+def test_an_interval_that_leaves_the_speedups_room_is_drawn_whole(confirmed) -> None:
+    wide = replace(confirmed, metrics=replace(confirmed.metrics, speedup_high=3.5))
+    assert cell_figure(wide, [wide]).layout.yaxis2.range == pytest.approx((0, 1.05 * 3.5))
+
+
+def test_every_candidate_is_drawn_by_its_gamma_measured_or_only_forecast(confirmed, searched, make_forecast) -> None:
+    forecast = make_forecast({("ngram", 4): 1.9, ("ngram", 1): 1.2, ("other", 3): 0.8})
+    traces = {trace.name: trace for trace in gamma_figure(forecast, [confirmed, *searched]).data}
+    assert set(traces) == {"ngram, forecast", "other, forecast", "ngram, measured", "never, measured"}
+    assert (traces["ngram, forecast"].x, traces["ngram, forecast"].y) == ((1, 4), (1.2, 1.9))
+    assert (traces["ngram, measured"].x, traces["ngram, measured"].y) == ((4, 2), (2.0, 1.6))
+    assert traces["ngram, measured"].marker.color == traces["ngram, forecast"].line.color
+    assert traces["ngram, measured"].marker.color != traces["other, forecast"].line.color
+    assert traces["ngram, measured"].marker.symbol == ("star", "circle")
+
+
+def test_a_cell_that_only_its_forecast_decided_shows_the_forecast(confirmed, make_forecast) -> None:
+    forecast = make_forecast({("ngram", 1): 0.5, ("ngram", 2): 0.4})
+    decision = off_by_forecast(confirmed.cell, forecast, forecast.forecasts[0])
+    page = why_page("demo", [decision], [], [forecast])
+    assert 'id="gamma0"' in page
+    assert page.count(PLOTLY) == 1
+    assert 'id="gamma0"' not in why_page("demo", [decision], [], [])
 
 
 def test_the_page_has_a_section_per_cell_and_every_candidate_side_by_side(confirmed, searched) -> None:
@@ -137,5 +163,5 @@ def test_cells_without_evidence_and_sweeps_without_cells_have_a_page_without_fig
     page = why_page("demo", [failed], [])
     assert "nothing was measured" in page
     assert "Plotly" not in page
-    write_why(tmp_path / "why.html", "demo", [], [])
+    write_why(tmp_path / "why.html", "demo", [], [], [])
     assert "no cell has been decided" in (tmp_path / "why.html").read_text(encoding="utf-8")

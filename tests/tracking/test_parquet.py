@@ -8,8 +8,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.records.forecast import CellForecast, Forecast
-from pipeline.records.target import Candidate, DraftModel, Ngram
+from pipeline.records.target import Candidate, DraftModel
 from pipeline.tracking import parquet
 from pipeline.tracking.columns import arrow_type
 from pipeline.tracking.parquet import FORECASTS, ITERATIONS, MEASUREMENTS, REQUESTS, write_views
@@ -56,36 +55,8 @@ def test_a_measurement_is_a_row_with_every_parameter_and_metric(tmp_path, make_m
     assert table.loc["m2", "provenance_threads"] == 2
 
 
-def test_a_forecast_is_a_row_for_each_candidate_measured_or_not(tmp_path, make_measurement) -> None:
-    one = make_measurement("m1")
-    forecasts = tuple(
-        Forecast(
-            candidate=Candidate(draft=Ngram(name="ngram"), gamma=gamma),
-            method="replay",
-            speedup=1.0 + 0.1 * gamma,
-            error=0.02,
-            spread=None,
-            emitted_per_verification=1.5,
-            acceptance_rate=0.4,
-            proposed_per_iteration=1.2,
-            marginal=(0.4, 0.1),
-            tau_draft_ms=0.1,
-            tau_verify_ms=20.0,
-            tau_overhead_ms=0.5,
-            tau_spec_ms=20.6,
-        )
-        for gamma in (1, 2)
-    )
-    cell = CellForecast(
-        id="f1",
-        sweep=one.sweep,
-        cell=one.cell,
-        baseline_ids=("b1",),
-        provenance=one.provenance,
-        prompts=6,
-        tau0_ms=19.0,
-        forecasts=forecasts,
-    )
+def test_a_forecast_is_a_row_for_each_candidate_measured_or_not(tmp_path, make_forecast) -> None:
+    cell = make_forecast({("ngram", 1): 1.1, ("ngram", 2): 1.2})
     with Store(tmp_path) as store:
         store.save(cell)
         write_views(store, tmp_path)

@@ -1,12 +1,13 @@
 # make 3.81 or newer. PYTHON chooses the interpreter, PIP_ARGS is passed to every pip install
-# (for example an index of CPU or CUDA builds of torch), ARGS to the sweep.
+# (for example an index of CPU or CUDA builds of torch), ARGS to the sweep or to pytest.
 PYTHON ?= python3
 PIP_ARGS ?=
-# Processes of the fast tests; each computes with one thread.
-TEST_PROCESSES ?= 2
 ARGS ?=
+# Processes that share the tests; each computes with one thread.
+TEST_PROCESSES ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 TORCH := $(shell sed -n 's/^\(torch==[^ ;]*\).*/\1/p' constraints.txt)
 
@@ -16,10 +17,10 @@ sweep: .venv
 	$(BIN)/python -m jobs.sweep $(ARGS)
 
 test: .venv
-	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile -m "not slow and not e2e" $(ARGS)
+	$(PYTEST) -m "not slow and not e2e" $(ARGS)
 
 test-slow: .venv
-	$(BIN)/python -m pytest -q -m slow $(ARGS)
+	$(PYTEST) -m slow $(ARGS)
 
 test-e2e: .venv
 	$(BIN)/python -m pytest -q -s -m e2e $(ARGS)

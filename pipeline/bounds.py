@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from pipeline.engines.devices import DEVICES
@@ -15,6 +15,7 @@ from pipeline.records.settings import (
     AssumedAcceptance,
     Budget,
     ClusterSettings,
+    Constraints,
     PlanSettings,
     PolicySettings,
     Protocol,
@@ -99,6 +100,7 @@ _BOUNDS: Mapping[type, Mapping[str, Bound]] = {
     },
     Budget: {"cell_s": _POSITIVE, "worker_hours": _POSITIVE},
     PolicySettings: {"margin": _at_least(0)},
+    Constraints: dict.fromkeys((field.name for field in fields(Constraints)), _POSITIVE),
     AssumedAcceptance: dict.fromkeys(("ngram", "draft_model", "early_exit", "medusa", "eagle3"), _CHANCE),
     PlanSettings: {
         "device": Bound(lambda value: value in DEVICES, f"null or one of {', '.join(DEVICES)}"),

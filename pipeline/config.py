@@ -21,6 +21,7 @@ from pipeline.records.head_training import CollectSettings, FitSettings, HeadSet
 from pipeline.records.settings import (
     Budget,
     ClusterSettings,
+    Constraints,
     DraftChoice,
     EngineSettings,
     PlanSettings,
@@ -39,7 +40,18 @@ T = TypeVar("T")
 
 _METHODS: Mapping[str, type[Draft]] = {record.method: record for record in get_args(Draft)}
 _GROUPS = {"targets": "target", "workloads": "workload", "samplings": "sampling"}
-_NOT_MEASURED = ("name", "output_dir", "fresh", "reuse", "cluster", "tracking", "budget", "policy", "plan")
+_NOT_MEASURED = (
+    "name",
+    "output_dir",
+    "fresh",
+    "reuse",
+    "cluster",
+    "tracking",
+    "budget",
+    "policy",
+    "constraints",
+    "plan",
+)
 
 
 def load_settings(overrides: Sequence[str], config_name: str = "sweep") -> SweepSettings:
@@ -75,6 +87,7 @@ def load_settings(overrides: Sequence[str], config_name: str = "sweep") -> Sweep
         tracking=record_of(TrackingSettings, tree.get("tracking", {}), "tracking"),
         budget=record_of(Budget, tree.get("budget", {}), "budget"),
         policy=record_of(PolicySettings, tree.get("policy", {}), "policy"),
+        constraints=record_of(Constraints, tree.get("constraints", {}), "constraints"),
         plan=record_of(PlanSettings, tree.get("plan", {}), "plan"),
     )
 
@@ -123,8 +136,8 @@ def sweep_id(settings: SweepSettings, content: Mapping[str, str] | None = None) 
 
     ``content`` tells what the files named in ``settings`` hold (a hash by key), so that an edited prompt file or
     another model under the same name is another sweep. Where results and workers are placed, what is tracked or
-    resumed, the budget and the policy, which only judges, do not count, nor does the order of anything; the
-    accelerator asked for does.
+    resumed, the budget, the policy and the constraints, which only judge, do not count, nor does the order of anything;
+    the accelerator asked for does.
     """
     measured = {key: value for key, value in _tree(settings).items() if key not in _NOT_MEASURED}
     measured["concurrency"] = sorted(settings.concurrency)

@@ -10,17 +10,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from pipeline.confirming import BaselineShelf, Confirming
+from pipeline.measurement.constraints import unfit
 from pipeline.measurement.identity import measurement_id
-from pipeline.measurement.pool import pool
 from pipeline.measurement.protocol import LOOKS, Allotment, Span, allot
 from pipeline.measurement.round import as_failure
-from pipeline.policy.decide import choose, decide, fair_speedup, far_below, off_by_forecast, verdict
+from pipeline.policy.decide import choose, decide, fair_speedup, far_below, off_by_forecast
 from pipeline.records.cell import Cell
 from pipeline.records.decision import Decision
 from pipeline.records.failure import PERMANENT, Failure
 from pipeline.records.forecast import CellForecast
 from pipeline.records.measurement import Baseline, Measurement, RoundKind
-from pipeline.records.settings import SweepSettings, TargetChoice
+from pipeline.records.settings import NO_LIMITS, SweepSettings, TargetChoice
 from pipeline.records.target import Candidate
 from pipeline.records.task import RoundResult, RoundTask
 from pipeline.search.study import CellStudy
@@ -28,26 +29,16 @@ from pipeline.search.study import CellStudy
 OFF = Candidate(draft=None, gamma=0)
 SEARCH_LEVEL = 0.95
 """Search intervals only rank."""
-CONFIRMATION_LEVEL, SECOND_LEVEL = 1 - 0.04 / LOOKS, 1 - 0.01 / LOOKS
-"""Each look's confidence, and that of a second confirmation's: together they err in at most 5 % of cells (Bonferroni).
-
-A cell has a second confirmation only where the first, of a candidate whose forecast stood alone, made another one look
-better.
-"""
 
 
-class Shelf(Protocol):
+class Shelf(BaselineShelf, Protocol):
     """The part of the store that a course reads, and where it leaves what cannot be measured."""
 
     def measurements(self) -> tuple[Measurement, ...]: ...
 
-    def baselines(self) -> tuple[Baseline, ...]: ...
-
     def forecasts(self) -> tuple[CellForecast, ...]: ...
 
     def failures(self) -> dict[str, Failure]: ...
-
-    def has(self, record_id: str) -> bool: ...
 
     def save_failure(self, failure_id: str, failure: Failure) -> None: ...
 
@@ -71,7 +62,6 @@ class Course:
     ) -> None:
         self.cell = cell
         self.decision: Decision | None = None
-        self.confirmation: Measurement | None = None
         self._settings = settings
         self._sweep = sweep
         self._drafts = tuple(item.draft for item in choice.drafts)
@@ -79,8 +69,7 @@ class Course:
         self._store = store
         self._allotment: Allotment = allot(available, cell.concurrency, settings.protocol, cell.workload.name)
         self._searched: dict[Candidate, Measurement] = {}
-        self._looks: list[Measurement] = []
-        self._attempt = 0
+        self._confirming = Confirming(cell.key, store, settings.policy.margin, settings.constraints)
         self._failures: list[Failure] = []
         self._tries: Counter[Candidate] = Counter()
         self._culprits: set[Candidate] = set()
@@ -90,14 +79,20 @@ class Course:
         self._forecast_tries = 0
         self._search_over = False
         self._only: Candidate | None = None
-        self._earlier: Measurement | None = None
         self.spent_s = 0.0
         self._resume()
 
+    @property
+    def confirmations(self) -> tuple[Measurement, ...]:
+        """What the looks so far say of each candidate that was looked at."""
+        return self._confirming.confirmations
+
     def next_task(self) -> RoundTask | None:
         """The next call for a worker; None once the cell is decided."""
-        if self.decision is None and self._over_budget():
-            self._decide(out_of_budget=True)
+        if self.decision is None:
+            self._settle()
+            if self._over_budget():
+                self._decide(out_of_budget=True)
         if self.decision is not None:
             return None
         if self._study.awaits_forecast:
@@ -117,18 +112,17 @@ class Course:
         if self._a_a_due:
             return self._task("aa", (OFF,), self._allotment.search, replicate=0)
         winner = self._winner()
-        if winner is not None and self._looks and self._looks[0].candidate != winner:
-            self._begin_again()
-        if winner is None or self._confirmed(winner):
+        if winner is not None and self._confirming.candidate not in (None, winner):
+            self._confirming.begin_again()
+        if winner is None or self._confirming.settles(winner):
             unranked = winner is not None and winner == self._only and not self._searched
             if unranked and (asked := self._study.ask()):  # it fell so short that others are expected to do better
                 self._search_over = False
                 return self._search(asked)
             self._decide()
             return None
-        span = self._allotment.looks[len(self._looks)]
-        replicate = self._attempt * LOOKS + len(self._looks)
-        return self._task("confirmation_look", (winner,), span, replicate=replicate)
+        span = self._allotment.looks[self._confirming.looks]
+        return self._task("confirmation_look", (winner,), span, replicate=self._confirming.replicate)
 
     def take(self, task: RoundTask, result: RoundResult) -> None:
         """Enter what a round gave; its records are in the store already."""
@@ -183,13 +177,36 @@ class Course:
 
     def _needs_no_ranking(self, asked: Sequence[Candidate]) -> bool:
         """Whether one forecast is so far ahead that nothing is left to rank: it goes to its confirmation at once."""
-        first = not self._searched and self._only is None and self._earlier is None
+        first = not self._searched and self._only is None and not self._confirming.any_complete
         alone = len(asked) == 1 < self._settings.search.candidates_per_round
         return first and alone and self.forecast is not None and not self._study.unforecast
 
     def _winner(self) -> Candidate | None:
-        best = choose(tuple(self._searched.values()))
+        """The best candidate that keeps to the limits as far as is known: a confirmation knows better than a search."""
+        searched = tuple(self._searched.values())
+        broke = unfit(searched, self._settings.constraints) - self._confirming.fit
+        best = choose(searched, broke.union(m.candidate for m in self._confirming.unfit))
         return self._only if best is None else best.candidate
+
+    def _settle(self) -> None:
+        """Leave a confirmation whose candidate cannot be used: it failed, or is confirmed to break a limit.
+
+        The search then goes on without it.
+        """
+        candidate = self._confirming.candidate
+        if candidate in self._unusable:
+            self._confirming.begin_again()
+        elif self._confirming.current is not None and self._confirming.broke_a_limit:
+            broke = self._confirming.current
+            searched = self._searched.get(broke.candidate)
+            score = None if searched is None else fair_speedup(searched, tuple(self._searched.values()))
+            self._study.tell(broke, score)
+            self._confirming.begin_again()
+            self._search_over, self._only = False, None
+
+    @property
+    def _unusable(self) -> set[Candidate]:
+        return {failure.candidate for failure in self._failures if failure.candidate is not None}
 
     def _resume(self) -> None:
         key = self.cell.key
@@ -203,8 +220,9 @@ class Course:
                 self._expect(forecast)
         for measurement in sorted(mine, key=lambda m: (m.kind != "search", m.metrics.raced_out, m.kind, m.replicate)):
             self._enter(measurement)
-        if self._looks and not self._searched:  # confirmed without a search
-            self._search_over, self._only = True, self._looks[0].candidate
+        self._settle()
+        if self._confirming.looks and not self._searched:  # confirmed without a search
+            self._search_over, self._only = True, self._confirming.candidate
         self.next_task()  # decides, if everything needed is in the store
 
     def _expect(self, forecast: CellForecast) -> None:
@@ -214,73 +232,20 @@ class Course:
 
     def _enter(self, measurement: Measurement) -> None:
         candidate = measurement.candidate
-        if measurement.kind == "search":
+        if measurement.kind == "search" and candidate not in self._unusable:
             self._searched[candidate] = measurement
             self._study.tell(measurement, fair_speedup(measurement, tuple(self._searched.values())))
         elif measurement.kind == "aa":
             self._a_a_due = False
         elif measurement.kind == "confirmation_look":
-            attempt, look = divmod(measurement.replicate, LOOKS)
-            if attempt > self._attempt:
-                self._keep_confirmation()
-                self._attempt, self._looks = attempt, []
-            if look == len(self._looks) and self._may_pool(measurement):
-                self._looks.append(measurement)
-                self._pool()
-            else:  # another device, version or winner, or a look lost: looks never mix, so it begins anew
-                self._begin_again()
-
-    def _begin_again(self) -> None:
-        self._keep_confirmation()
-        self._attempt, self._looks, self.confirmation = self._attempt + 1, [], None
-
-    def _keep_confirmation(self) -> None:
-        """A confirmation that was complete still says what it said when another candidate's begins."""
-        if self.confirmation is not None and self._confirmed(self.confirmation.candidate):
-            self._earlier = self.confirmation
-
-    @property
-    def _level(self) -> float:
-        return CONFIRMATION_LEVEL if self._earlier is None else SECOND_LEVEL
-
-    def _may_pool(self, look: Measurement) -> bool:
-        """Whether ``look`` has its baselines still, and was made of the same candidate in the same conditions."""
-        if not all(self._store.has(baseline) for baseline in look.baseline_ids):
-            return False
-        first = self._looks[0] if self._looks else look
-        same_draft = (first.candidate, first.provenance.draft_revision) == (
-            look.candidate,
-            look.provenance.draft_revision,
-        )
-        return same_draft and first.provenance.same_conditions(look.provenance)
-
-    def _pool(self) -> None:
-        self.confirmation = pool(self._looks, self._baselines(), self._level)
-        if not self._searched:  # then it is all that the study knows of this candidate
-            self._study.tell(self.confirmation)
+            if measurement.replicate // LOOKS > self._confirming.attempt:
+                self._settle()
+            pooled = self._confirming.enter(measurement)
+            if pooled is not None and not self._searched and candidate not in self._unusable:
+                self._study.tell(pooled)  # it is all that the study knows of this candidate
 
     def _baselines(self) -> list[Baseline]:
         return [baseline for baseline in self._store.baselines() if baseline.cell == self.cell.key]
-
-    def _confirmed(self, winner: Candidate) -> bool:
-        """Whether the looks so far decide, or there are no more to come.
-
-        Any look may turn the cell on. None is taken that could hardly do so: after two that found no gain that would
-        pay, or after one that found none at all where the forecast, made on other prompts, promised none either. That
-        makes no cell falsely on. Nor does it rest on few prompts: where some gain much, a handful may hold none of
-        them, and a jackknife sees no spread in what it did not meet.
-        """
-        if self._earlier is not None and self._earlier.candidate == winner:
-            return True
-        if self.confirmation is None:
-            return False
-        margin, metrics = self._settings.policy.margin, self.confirmation.metrics
-        if len(self._looks) == LOOKS or verdict(self.confirmation, margin) == "on":
-            return True
-        if len(self._looks) == LOOKS - 1:
-            return metrics.speedup <= 1 + margin
-        promised = metrics.speedup_forecast
-        return metrics.speedup <= 1 and promised is not None and promised <= 1
 
     def _candidate_failed(self, failure: Failure) -> None:
         candidate = failure.candidate
@@ -298,9 +263,7 @@ class Course:
         self._search_over = False
         self._searched.pop(candidate, None)
         self._only = None if self._only == candidate else self._only
-        self._earlier = None if self._earlier and self._earlier.candidate == candidate else self._earlier
-        if self._looks and self._looks[0].candidate == candidate:
-            self._begin_again()
+        self._confirming.forget(candidate)
 
     def _cell_failed(self, failure: Failure) -> None:
         if self.decision is None:
@@ -315,17 +278,13 @@ class Course:
         self.decision = decide(
             self.cell.key,
             tuple(self._searched.values()),
-            self._best_confirmation(),
+            self._confirming.best,
             tuple(self._failures),
             self._settings.policy.margin,
             out_of_budget,
+            self._settings.constraints,
+            self._confirming.confirmations,
         )
-
-    def _best_confirmation(self) -> Measurement | None:
-        """Of two confirmations one that is on, and the faster one of equals."""
-        both = [m for m in (self.confirmation, self._earlier) if m is not None]
-        margin = self._settings.policy.margin
-        return max(both, key=lambda m: (verdict(m, margin) == "on", m.metrics.speedup), default=None)
 
     def _task(self, kind: RoundKind, candidates: Sequence[Candidate], span: Span, *, replicate: int) -> RoundTask:
         known = () if self.forecast is None else self.forecast.forecasts
@@ -341,8 +300,9 @@ class Course:
             prompt_count=span.count,
             distinct_prompts=span.distinct,
             prompt_offset=span.offset,
-            level=self._level if kind == "confirmation_look" else SEARCH_LEVEL,
+            level=self._confirming.level if kind == "confirmation_look" else SEARCH_LEVEL,
             protocol=self._settings.protocol,
             forecasts=tuple(f for f in known if f.candidate in candidates),
             baseline_replicate=1 + max((b.replicate for b in self._baselines()), default=-1),
+            racing=self._settings.constraints == NO_LIMITS,
         )

@@ -246,11 +246,10 @@ class _Run:
 
     def _save_confirmation(self, course: Course) -> None:
         """Pooled anew from the looks: written where the store has none, or an earlier one."""
-        pooled = course.confirmation
-        if pooled is None or (self.store.has(pooled.id) and self.store.get(pooled.id) == pooled):
-            return
-        self.store.save(pooled)
-        self._record(pooled)
+        for pooled in course.confirmations:
+            if not (self.store.has(pooled.id) and self.store.get(pooled.id) == pooled):
+                self.store.save(pooled)
+                self._record(pooled)
 
     def _save(self, result: RoundResult) -> None:
         """The truth first, the baseline before what refers to it; only then anybody is told."""
@@ -319,7 +318,14 @@ class _Run:
         courses = []
         for cell, choice in cells_of(self._settings, accelerator):
             name = f"{self.sweep} · {cell.key.label} · {cell.accelerator}"
-            study = CellStudy(name, choice.drafts, self._settings.search, storage, fresh=self._settings.fresh)
+            study = CellStudy(
+                name,
+                choice.drafts,
+                self._settings.search,
+                storage,
+                constraints=self._settings.constraints,
+                fresh=self._settings.fresh,
+            )
             available = prompts[cell.workload.name]
             courses.append(Course(cell, choice, self._settings, self.sweep, study, self.store, available))
         return tuple(courses)

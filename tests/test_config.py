@@ -17,7 +17,7 @@ from pipeline.compose import CONF, options, without_credentials
 from pipeline.config import load_head_training, load_settings, resolved_yaml, sweep_id
 from pipeline.records.cell import Sampling, Workload
 from pipeline.records.failure import InputError
-from pipeline.records.settings import SweepSettings
+from pipeline.records.settings import NO_LIMITS, Constraints, SweepSettings
 from pipeline.records.target import Draft, DraftModel, Eagle3, EarlyExit, Ngram, Target
 from pipeline.workloads.load import load_prompts
 
@@ -45,6 +45,11 @@ class TestComposition:
         assert [workload.output_tokens for workload in settings.workloads] == [32, 32]
         assert settings.samplings == (Sampling(name="greedy"),)
         assert settings.concurrency == (1, 4)
+
+    def test_no_limit_is_set_unless_asked_for(self) -> None:
+        assert load_settings([]).constraints == NO_LIMITS
+        wanted = load_settings(["constraints.tpot_ms_p99=50", "constraints.throughput_ratio=1.2"]).constraints
+        assert wanted == Constraints(tpot_ms_p99=50.0, throughput_ratio=1.2)
 
     def test_drafts_come_with_their_target_sorted_by_name(self) -> None:
         (choice,) = load_settings([]).targets
@@ -328,6 +333,13 @@ REFUSED = [
     ("cluster.call_timeout_s=0", "cluster.call_timeout_s: must be greater than 0, not 0.0"),
     ("budget.cell_s=-1", "budget.cell_s: must be greater than 0, not -1.0"),
     ("policy.margin=-0.1", "policy.margin: must be at least 0, not -0.1"),
+    ("constraints.tpot_ms_p99=0", "constraints.tpot_ms_p99: must be greater than 0, not 0.0"),
+    ("constraints.throughput_ratio=-1", "constraints.throughput_ratio: must be greater than 0, not -1.0"),
+    ("constraints.gap_ms_p95=inf", "constraints.gap_ms_p95: must be a finite number, not inf"),
+    ("constraints.ttft_ms_p95=nan", "constraints.ttft_ms_p95: must be a finite number, not nan"),
+    ("constraints.ttft_ms_p99=fast", 'constraints.ttft_ms_p99: must be a number, not "fast"'),
+    ("constraints.tpot_ms_p98=50", "constraints.tpot_ms_p98: unknown key; known there: tpot_ms_p95, tpot_ms_p99"),
+    ("constraints=50", "constraints: must be a mapping, not 50"),
     ("samplings.greedy.temperature=-1", "samplings.greedy.temperature: must be at least 0, not -1.0"),
     ("samplings.greedy.top_p=0", "samplings.greedy.top_p: must be greater than 0 and at most 1, not 0.0"),
     ("samplings.greedy.top_p=1.1", "samplings.greedy.top_p: must be greater than 0 and at most 1, not 1.1"),
@@ -439,6 +451,8 @@ class TestIdentity:
             "cluster=gpu",
             "cluster.workers=4",
             "budget.cell_s=10",
+            "policy.margin=0.1",
+            "constraints.tpot_ms_p99=50",
             "concurrency=[4,1]",
             "workload=[chat,code_edit]",
         ],

@@ -11,7 +11,7 @@ import optuna
 import pyarrow.parquet as pq
 import pytest
 
-import pipeline.course
+import pipeline.confirming
 import pipeline.sweep
 from pipeline.interrupt import Interrupt
 from pipeline.records.cell import Sampling, Workload
@@ -19,6 +19,7 @@ from pipeline.records.failure import InputError
 from pipeline.records.settings import (
     Budget,
     ClusterSettings,
+    Constraints,
     DraftChoice,
     EngineSettings,
     PolicySettings,
@@ -266,6 +267,34 @@ def test_another_margin_judges_what_was_measured_anew(tmp_path):
     assert stricter.measured <= 2, "only the looks that the first verdict did without"
 
 
+def test_limits_judge_what_was_measured_anew(tmp_path):
+    """Iterations of γ4 take 12.1 ms, of γ2 11.1."""
+    first = run(settings(tmp_path, concurrency=(1,)))
+    recorder = Recorder()
+    held = run(settings(tmp_path, concurrency=(1,), constraints=Constraints(gap_ms_p95=11.6)), recorder)
+    assert held.sweep == first.sweep
+    assert [(d.status, d.draft, d.gamma) for d in held.decisions] == [("on", GOOD, 2)]
+    assert {label.rsplit(" ", 2)[0] for label in recorder.measured_labels} == {"confirmation_look"}
+    storage = f"sqlite:///{tmp_path}/runs/optuna.db"
+    (name,) = optuna.get_all_study_names(storage)
+    study = optuna.load_study(study_name=name, storage=storage)
+    assert [trial.params["gamma"] for trial in study.trials if trial.constraints["gap_ms_p95"] <= 0] == [2]
+    assert study.best_params == {"draft": "good", "gamma": 2}
+
+
+def test_a_cell_in_which_all_break_a_limit_is_off_on_evidence_that_is_stored(tmp_path):
+    first = run(settings(tmp_path, concurrency=(1,)))
+    drop(first, "confirmation")
+    recorder = Recorder()
+    held = run(settings(tmp_path, concurrency=(1,), constraints=Constraints(gap_ms_p95=5.0)), recorder)
+    assert recorder.measured_labels == []
+    (decision,) = held.decisions
+    assert (decision.status, decision.draft, decision.gamma) == ("off", GOOD, 4)
+    assert decision.reason.endswith("is above 5")
+    evidence = json.loads((folder(held) / "measurements" / f"{decision.measurement}.json").read_text())
+    assert evidence["metrics"]["speedup"] == decision.speedup
+
+
 def drop(outcome: SweepOutcome, *kinds: str, most: int = 1000) -> int:
     """Remove stored records of those kinds, as a kill between two writes would have left them; how many."""
     paths = sorted((folder(outcome) / "measurements").glob("*.json"))
@@ -361,14 +390,14 @@ def test_fresh_does_not_pull_the_folder_from_under_a_running_driver(tmp_path):
 
 
 def test_an_error_of_our_own_in_one_cell_ends_that_cell_alone(tmp_path, monkeypatch):
-    plain = pipeline.course.pool
+    plain = pipeline.confirming.pool
 
     def broken(looks, baselines, level):
         if looks[0].cell.concurrency == 1:
             raise RuntimeError("a bug of ours")
         return plain(looks, baselines, level)
 
-    monkeypatch.setattr(pipeline.course, "pool", broken)
+    monkeypatch.setattr(pipeline.confirming, "pool", broken)
     outcome = run(settings(tmp_path))
     assert statuses(outcome) == ["failed", "on"]
     assert "a bug of ours" in outcome.decisions[0].reason

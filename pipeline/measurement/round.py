@@ -128,7 +128,7 @@ class _Round:
 
     def _drop_losers(self) -> None:
         """In a search, go on without candidates that are surely behind; what they did so far is their measurement."""
-        if self._task.kind != "search" or len(self._arms) < 2:
+        if self._task.kind != "search" or not self._task.racing or len(self._arms) < 2:
             return
         samples = {place: arm.sample(self._baseline.blocks) for place, arm in enumerate(self._arms)}
         lost = losers(samples, self._task.cell.concurrency)

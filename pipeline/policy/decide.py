@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
+from pipeline.measurement.constraints import Check, broken, unfit
 from pipeline.measurement.statistics import decisive, log_ratio
 from pipeline.measurement.student import t_quantile
 from pipeline.policy.explain import sentence
@@ -14,25 +15,25 @@ from pipeline.records.decision import Decision, Status
 from pipeline.records.failure import Failure
 from pipeline.records.forecast import CellForecast, Forecast
 from pipeline.records.measurement import Measurement, Metrics
-from pipeline.records.target import has_extra_weights
+from pipeline.records.settings import NO_LIMITS, Constraints
+from pipeline.records.target import Candidate, has_extra_weights
 
 FEWEST_FORECAST_PROMPTS = 3
 INDIFFERENCE = math.log(1.01)
 """Candidates this near to the best, on log S, are equal whatever their noise."""
 
 
-def choose(measurements: Sequence[Measurement]) -> Measurement | None:
+def choose(measurements: Sequence[Measurement], broke: Collection[Candidate] = ()) -> Measurement | None:
     """The search's winner: the greatest speedup; of its equals the one that costs a server least.
 
     Equal to the best is what lies within max(1 %, one standard error of the paired difference) of it. Of equals the
     first has no extra weights, then the smaller γ, then the earlier name. A/A, figures that are not finite and what was
-    raced out, whose prompts were fewer, take no part. None when nothing does.
+    raced out, whose prompts were fewer, take no part. Nor does what ``broke`` a limit; where that leaves nothing, what
+    was raced out is taken up again. None when nothing takes part.
     """
-    running = [
-        m
-        for m in measurements
-        if m.candidate.draft is not None and 0 < m.metrics.speedup < math.inf and not m.metrics.raced_out
-    ]
+    known = [m for m in measurements if m.candidate.draft is not None and 0 < m.metrics.speedup < math.inf]
+    allowed = [m for m in known if m.candidate not in broke]
+    running = [m for m in allowed if not m.metrics.raced_out] or (allowed if len(allowed) < len(known) else [])
     if not running:
         return None
     best = min(running, key=lambda m: (-m.metrics.speedup, _cost(m)))
@@ -117,25 +118,43 @@ def decide(
     failures: Sequence[Failure],
     margin: float,
     out_of_budget: bool = False,
+    constraints: Constraints = NO_LIMITS,
+    others: Sequence[Measurement] = (),
 ) -> Decision:
-    """The decision of ``cell``. Only a confirmation turns speculation on.
+    """The decision of ``cell``. Only a confirmation that keeps to ``constraints`` turns speculation on.
 
     Without one, what the search saw last is shown as evidence, but its interval only ranks: the cell is ``off`` when
     even the best candidate's whole interval lies below 1, else ``undecided``. ``failed`` when the cell itself failed or
     nothing could be measured. ``margin`` is the gain over 1 that a speedup must surely have.
+
+    ``confirmation`` is the best within the limits, if there is one; else the cell is ``off``, unless the budget ended
+    before all candidates had been tried. ``others`` may hold further confirmations: a faster candidate that broke a
+    limit is named beside the one that did not.
     """
-    if confirmation is not None and (decided := verdict(confirmation, margin)) is not None:
-        return _decision(cell, decided, confirmation, _confirmed(confirmation, decided, margin), confirmation.id)
+    decided = None if confirmation is None else verdict(confirmation, margin)
+    breaks = () if confirmation is None else broken(confirmation.metrics, constraints)
+    if confirmation is not None and decided is not None and (decided == "off" or not breaks):
+        reason = _confirmed(confirmation, decided, margin) + _faster(confirmation, (*others, *search), constraints)
+        return _decision(cell, decided, confirmation, reason, confirmation.id)
     if lost := next((failure for failure in failures if failure.candidate is None), None):
         reason = f"the cell failed: {_said(lost)}"
         evidence = confirmation or choose(search)
         return _decision(cell, "failed", evidence, reason, None if confirmation is None else confirmation.id)
+    if confirmation is not None and breaks and (decided == "on" or not out_of_budget):
+        found = f"{confirmation.candidate.label} was best at {_interval(confirmation)}{_prompts(confirmation)}"
+        status, reason = _all_broke(found, breaks, out_of_budget)
+        return _decision(cell, status, confirmation, reason, confirmation.id)
     if confirmation is not None:
         reason = _unclear(confirmation, margin, out_of_budget)
+        reason += _faster(confirmation, (*others, *search), constraints)
         return _decision(cell, "undecided", confirmation, reason, confirmation.id)
-    best = choose(search)
+    best = choose(search, unfit(search, constraints))
     if best is not None:
         status, reason = _from_search(best, out_of_budget)
+        return _decision(cell, status, best, reason, None)
+    if (best := choose(search)) is not None:
+        found = f"{best.candidate.label} was best at {_interval(best)} in the search"
+        status, reason = _all_broke(found, broken(best.metrics, constraints), out_of_budget)
         return _decision(cell, status, best, reason, None)
     if out_of_budget:
         return _decision(cell, "undecided", None, "the budget ended before anything was measured", None)
@@ -205,6 +224,33 @@ def _unclear(confirmation: Measurement, margin: float, out_of_budget: bool) -> s
     )
 
 
+def _all_broke(found: str, breaks: Sequence[Check], out_of_budget: bool) -> tuple[Status, str]:
+    reason = f"{found}, but {_listed(breaks)}"
+    if out_of_budget:
+        return "undecided", f"{reason}; the budget ended before one within the limits was found"
+    return "off", reason
+
+
+def _faster(kept: Measurement, others: Sequence[Measurement], constraints: Constraints) -> str:
+    """The fastest of ``others`` that gains, more than ``kept``, but broke a limit; empty if there is none."""
+    ahead = [
+        m
+        for m in others
+        if max(1.0, kept.metrics.speedup) < m.metrics.speedup < math.inf
+        and not m.metrics.raced_out
+        and m.candidate != kept.candidate
+    ]
+    best = max((m for m in ahead if broken(m.metrics, constraints)), key=lambda m: m.metrics.speedup, default=None)
+    if best is None:
+        return ""
+    breaks = _listed(broken(best.metrics, constraints))
+    return f"; {best.candidate.label} is faster at {_times(best.metrics.speedup)}, but {breaks}"
+
+
+def _listed(breaks: Sequence[Check]) -> str:
+    return " and ".join(check.said for check in breaks)
+
+
 def _from_search(best: Measurement, out_of_budget: bool) -> tuple[Status, str]:
     found = f"{best.candidate.label} was best at {_interval(best)} in the search"
     if out_of_budget:
@@ -255,7 +301,9 @@ def _economy(metrics: Metrics) -> str:
 
 
 def _percent(metrics: Metrics) -> str:
-    return f"{round(100 * metrics.interval_level, 1):g} %"
+    """In as many digits as tell a level from certainty: ``98.7 %``, ``99.96 %``."""
+    percent = 100 * metrics.interval_level
+    return f"{next((shown for n in range(1, 12) if (shown := round(percent, n)) < 100), percent):.12g} %"
 
 
 def _times(speedup: float) -> str:

@@ -131,6 +131,27 @@ class PolicySettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Constraints:
+    """Limits that a candidate must keep to, each named as the metric that it bounds; None is no limit.
+
+    Times are the greatest allowed, ms. ``throughput_ratio`` is the least output_tokens_per_s over the baseline's.
+    """
+
+    __pydantic_config__: ClassVar[Mapping[str, str]] = STRICT
+
+    tpot_ms_p95: float | None = None
+    tpot_ms_p99: float | None = None
+    gap_ms_p95: float | None = None
+    gap_ms_p99: float | None = None
+    ttft_ms_p95: float | None = None
+    ttft_ms_p99: float | None = None
+    throughput_ratio: float | None = None
+
+
+NO_LIMITS = Constraints()
+
+
+@dataclass(frozen=True, kw_only=True)
 class AssumedAcceptance:
     """α by method before anything is measured; conf/sweep.yaml says where each is from."""
 
@@ -183,4 +204,5 @@ class SweepSettings:
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
     budget: Budget = field(default_factory=Budget)
     policy: PolicySettings = field(default_factory=PolicySettings)
+    constraints: Constraints = field(default_factory=Constraints)
     plan: PlanSettings = field(default_factory=PlanSettings)

@@ -22,6 +22,8 @@ class RoundTask:
     measures a candidate once, but makes a baseline every round). Where a workload has too few prompts, the round cycles
     over ``distinct_prompts`` from ``first_prompt`` on, ``prompt_offset`` of which earlier looks have dealt (None: all
     ``prompt_count`` are distinct). ``forecasts`` are those of the candidates, to be reported beside what is measured.
+    ``racing`` lets a search drop candidates that are surely behind; with limits, the one ahead may turn out to break
+    one, so that those behind are needed.
     """
 
     sweep: str
@@ -39,6 +41,7 @@ class RoundTask:
     distinct_prompts: int | None = None
     prompt_offset: int = 0
     forecasts: tuple[Forecast, ...] = ()
+    racing: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

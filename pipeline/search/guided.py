@@ -11,7 +11,7 @@ from pipeline.records.forecast import Forecast
 from pipeline.records.target import Candidate, has_extra_weights
 from pipeline.search.forecast import MODEL_ERROR
 from pipeline.search.space import CandidateSpace
-from pipeline.search.strategies import Tpe
+from pipeline.search.strategies import NOTHING_BROKEN, Excesses, Tpe
 
 LARGE = 30
 """Above so many candidates TPE has a say too."""
@@ -31,8 +31,9 @@ class Guided:
     those that it puts close together are. A probe promises the more too much the longer the block, for a head's guesses
     worsen down it: so a probed draft is measured at half its best γ too, and what both were off by corrects the rest.
     Later rounds: what should beat the best measured by more than the forecast's own error, a draft's forecasts
-    corrected by what its measured candidates turned out to be. Where the space is large, TPE then proposes once, from
-    measurements and forecasts together.
+    corrected by what its measured candidates turned out to be. What broke a limit is not the best measured, but
+    corrects its draft's forecasts all the same; while everything measured broke one, the most promising of what should
+    gain at all is next. Where the space is large, TPE then proposes once, from measurements and forecasts together.
     """
 
     def __init__(self, space: CandidateSpace, seed: int, forecasts: Sequence[Forecast]) -> None:
@@ -41,10 +42,16 @@ class Guided:
         self._tpe = Tpe(space, seed)
         self._tpe_had_its_say = len(space.candidates) <= LARGE
         self._best_before: float | None = None
+        self._excesses = NOTHING_BROKEN
 
     def propose(
-        self, open_candidates: Sequence[Candidate], scores: Mapping[Candidate, float], count: int
+        self,
+        open_candidates: Sequence[Candidate],
+        scores: Mapping[Candidate, float],
+        count: int,
+        excesses: Excesses = NOTHING_BROKEN,
     ) -> tuple[Candidate, ...]:
+        self._excesses = excesses
         forecast = [c for c in open_candidates if c in self._forecasts]
         measured = {c: score for c, score in scores.items() if c in self._forecasts}
         chosen = self._later(forecast, measured) if measured else self._first(forecast)
@@ -54,6 +61,11 @@ class Guided:
         if not chosen:
             return self._unforecast([c for c in open_candidates if c not in self._forecasts], scores, count)
         return tuple(chosen[:count])
+
+    def _best(self, measured: Mapping[Candidate, float]) -> float | None:
+        """log S of the best measured that broke no limit; None if there is none."""
+        kept = [s for c, s in measured.items() if all(by <= 0 for by in self._excesses.get(c, {}).values())]
+        return log(max(kept)) if kept else None
 
     def _first(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """The best of each draft, ranked, but for drafts that are surely behind."""
@@ -74,10 +86,17 @@ class Guided:
         return min(shorter, key=lambda c: abs(2 * c.gamma - best.gamma), default=None)
 
     def _later(self, candidates: Sequence[Candidate], measured: Mapping[Candidate, float]) -> list[Candidate]:
-        """What should beat the best measured by more than its forecast's error, the most promising first."""
-        best = log(max(measured.values()))
+        """What should beat the best measured by more than its forecast's error, the most promising first.
+
+        Nothing but plain decoding is to be beaten while there is no best.
+        """
+        best = self._best(measured)
         expected = {c: self._expected(c, measured) for c in candidates}
-        better = [c for c in candidates if expected[c] - best > self._left_error(c, measured)]
+        better = [
+            c
+            for c in candidates
+            if (expected[c] > 0 if best is None else expected[c] - best > self._left_error(c, measured))
+        ]
         return sorted(better, key=lambda c: (-expected[c], self._rank(c)))
 
     def _by_tpe(
@@ -85,8 +104,8 @@ class Guided:
     ) -> list[Candidate]:
         """TPE's proposals from measurements and forecasts together, but for those that are far behind."""
         known = {c: self._forecasts[c].speedup for c in candidates} | dict(measured)
-        best = log(max(measured.values()))
-        proposed = self._tpe.propose(candidates, known, count) if candidates else ()
+        best = self._best(measured) or 0.0
+        proposed = self._tpe.propose(candidates, known, count, self._excesses) if candidates else ()
         return [c for c in proposed if best - self._expected(c, measured) <= self._forecasts[c].error]
 
     def _unforecast(
@@ -94,12 +113,12 @@ class Guided:
     ) -> tuple[Candidate, ...]:
         """TPE's proposals, until a round of them no longer improves on the best."""
         tried = [c for c in scores if c not in self._forecasts]
-        best = log(max(scores.values())) if scores else None
+        best = self._best(scores)
         before, self._best_before = self._best_before, best
         stalled = best is not None and before is not None and best - before < IMPROVED
         if not candidates or (len(tried) > count and stalled):
             return ()
-        return self._tpe.propose(candidates, scores, count)
+        return self._tpe.propose(candidates, scores, count, self._excesses)
 
     def _expected(self, candidate: Candidate, measured: Mapping[Candidate, float]) -> float:
         """log S as forecast, moved by what this draft's measured candidates were off by.

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import optuna
 from optuna.trial import TrialState
 
+from pipeline.measurement.constraints import checks
 from pipeline.records.failure import InputError
 from pipeline.records.forecast import Forecast
 from pipeline.records.measurement import Measurement
-from pipeline.records.settings import DraftChoice, SearchSettings
+from pipeline.records.settings import NO_LIMITS, Constraints, DraftChoice, SearchSettings
 from pipeline.records.target import Candidate
 from pipeline.search.guided import Guided
 from pipeline.search.space import CandidateSpace
@@ -36,7 +38,9 @@ class CellStudy:
     """Ask for a round of candidates, tell what came of them.
 
     ``name`` is unique to the sweep and the cell. The stored study is brought up to date from what is told, whatever
-    state a crash left it in: trials left RUNNING are closed, candidates are known by (draft, γ), none is told twice.
+    state a crash left it in: trials left RUNNING are closed, candidates are known by (draft, γ), none is told twice. A
+    trial carries how far it lies beyond each of the ``constraints`` that is set; a study stored under others is made
+    anew, for finished trials cannot be judged again.
     """
 
     def __init__(
@@ -46,11 +50,14 @@ class CellStudy:
         settings: SearchSettings,
         storage: optuna.storages.BaseStorage,
         *,
+        constraints: Constraints = NO_LIMITS,
         fresh: bool = False,
     ) -> None:
         self.space = CandidateSpace(choices)
         self._settings = settings
+        self._constraints = constraints
         self._scores: dict[Candidate, float] = {}
+        self._excesses: dict[Candidate, dict[str, float]] = {}
         self._closed: set[Candidate] = set()
         self._strategy: Strategy = Grid() if settings.strategy == "grid" else Tpe(self.space, settings.seed)
         self._forecasts: dict[Candidate, Forecast] = {}
@@ -58,15 +65,15 @@ class CellStudy:
         if fresh:
             with contextlib.suppress(KeyError):
                 optuna.delete_study(study_name=name, storage=storage)
-        self._study = optuna.create_study(
-            study_name=name,
-            storage=storage,
-            load_if_exists=True,
-            direction="maximize",
-            sampler=optuna.samplers.RandomSampler(seed=settings.seed),
-        )
+        self._study = self._open(name, storage)
         if self._study.direction != optuna.study.StudyDirection.MAXIMIZE:
             raise InputError(f"Optuna study {name} was stored to minimize; move its database away or rename the sweep")
+        limits = {key: limit for key, limit in asdict(constraints).items() if limit is not None}
+        if self._study.user_attrs.get("constraints", {}) != limits:
+            if self._study.get_trials(deepcopy=False):
+                optuna.delete_study(study_name=name, storage=storage)
+                self._study = self._open(name, storage)
+            self._study.set_user_attr("constraints", limits)
         self._reap()
 
     def expect(self, forecasts: Sequence[Forecast]) -> None:
@@ -87,7 +94,7 @@ class CellStudy:
         if count <= 0:
             return ()
         open_candidates = [c for c in self.space.candidates if c not in self._scores and c not in self._closed]
-        return self._strategy.propose(open_candidates, self._scores, count)
+        return self._strategy.propose(open_candidates, self._scores, count, self._excesses)
 
     def tell(self, measurement: Measurement, score: float | None = None) -> None:
         """Enter a measured candidate; telling it again stores nothing anew.
@@ -96,6 +103,7 @@ class CellStudy:
         """
         candidate, metrics = measurement.candidate, measurement.metrics
         self._scores[candidate] = metrics.speedup if score is None else score
+        self._excesses[candidate] = {check.name: check.excess for check in checks(metrics, self._constraints)}
         if self._stored(candidate, "measurement"):
             return
         attributes: dict[str, object] = {
@@ -107,6 +115,8 @@ class CellStudy:
         if forecast := self._forecasts.get(candidate):
             attributes["speedup_forecast"] = forecast.speedup
         with self._trial(candidate, attributes) as trial:
+            for name, excess in self._excesses[candidate].items():
+                trial.set_constraint(name, excess)
             self._study.tell(trial, self._scores[candidate])
 
     def fail(self, candidate: Candidate, reason: str) -> None:
@@ -118,6 +128,15 @@ class CellStudy:
         with self._trial(candidate, {"infeasible": reason}) as trial:
             trial.set_constraint("infeasible", 1.0)
             self._study.tell(trial, state=TrialState.FAIL)
+
+    def _open(self, name: str, storage: optuna.storages.BaseStorage) -> optuna.Study:
+        return optuna.create_study(
+            study_name=name,
+            storage=storage,
+            load_if_exists=True,
+            direction="maximize",
+            sampler=optuna.samplers.RandomSampler(seed=self._settings.seed),
+        )
 
     @contextlib.contextmanager
     def _trial(self, candidate: Candidate, attributes: dict[str, object]) -> Iterator[optuna.trial.Trial]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pipeline.measurement.statistics import log_ratio
 from pipeline.policy.decide import choose, decide, verdict
 from pipeline.records.failure import Failure
+from pipeline.records.settings import Constraints
 from pipeline.records.target import Candidate, DraftModel, EarlyExit, Ngram
 
 NGRAM, MODEL, EXIT = Ngram(name="ngram"), DraftModel(name="small", source="org/small"), EarlyExit(name="exit", layers=4)
@@ -228,6 +229,96 @@ def test_nothing_at_all_is_undecided_when_the_budget_ended_and_else_failed(searc
     cell = searched(NGRAM, 2, 1.0).cell
     assert decide(cell, [], None, [], MARGIN, out_of_budget=True).status == "undecided"
     assert decide(cell, [], None, [], MARGIN).status == "failed"
+
+
+LIMITS = Constraints(tpot_ms_p99=50.0)
+
+
+def judged(confirmation, search=(), failures=(), *, out_of_budget=False, limits=LIMITS, others=()):
+    cell = (confirmation or search[0]).cell
+    return decide(cell, search, confirmation, failures, MARGIN, out_of_budget, limits, others)
+
+
+def test_the_fastest_that_breaks_no_limit_wins(searched) -> None:
+    fast, kept = searched(MODEL, 8, 1.5), searched(NGRAM, 2, 1.2)
+    assert choose([fast, kept], {fast.candidate}) is kept
+    assert choose([fast, kept], {fast.candidate, kept.candidate}) is None
+
+
+def test_a_gain_that_breaks_a_limit_is_off_and_says_which_by_how_much(confirmed) -> None:
+    decision = judged(confirmed(1.31, 1.53, tpot_ms_p99=61.23))
+    assert (decision.status, decision.speculate, decision.measurement) == ("off", False, "conf")
+    assert (decision.draft, decision.gamma) == (NGRAM, 4)
+    assert decision.reason == (
+        "ngram γ4 was best at 1.42× (1.31–1.53, 98.3 %) on 12 fresh prompts, but tpot_ms_p99 61.2 is above 50"
+    )
+
+
+def test_every_broken_limit_is_named(confirmed) -> None:
+    slow = confirmed(1.31, 1.53, tpot_ms_p99=61.0, output_tokens_per_s=11.0, baseline_output_tokens_per_s=10.0)
+    decision = judged(slow, limits=Constraints(tpot_ms_p99=50.0, throughput_ratio=1.25))
+    assert decision.reason.endswith("but tpot_ms_p99 61 is above 50 and throughput_ratio 1.1 is below 1.25")
+
+
+@pytest.mark.parametrize("tpot", [50.0, 12.0, None])
+def test_a_gain_within_its_limits_or_without_such_a_figure_is_on(confirmed, tpot) -> None:
+    decision = judged(confirmed(1.31, 1.53, tpot_ms_p99=tpot))
+    assert (decision.status, decision.speculate) == ("on", True)
+
+
+def test_a_broken_limit_with_others_left_to_try_is_undecided_when_the_budget_ended(confirmed, searched) -> None:
+    decision = judged(confirmed(1.31, 1.53, tpot_ms_p99=61.0), out_of_budget=True)
+    assert (decision.status, decision.speculate) == ("undecided", False)
+    assert "tpot_ms_p99 61 is above 50; the budget ended before" in decision.reason
+    assert judged(None, [searched(NGRAM, 2, 1.4, tpot_ms_p99=61.0)], out_of_budget=True).status == "undecided"
+
+
+def test_a_candidate_that_cannot_be_used_is_off_though_its_gain_is_unclear(confirmed) -> None:
+    decision = judged(confirmed(0.98, 1.09, tpot_ms_p99=61.0))
+    assert decision.status == "off"
+    assert "tpot_ms_p99 61 is above 50" in decision.reason
+    cut_short = judged(confirmed(0.98, 1.09, tpot_ms_p99=61.0), out_of_budget=True)
+    assert (cut_short.status, "the interval" in cut_short.reason) == ("undecided", True)
+
+
+def test_a_loss_is_off_for_its_speed_whatever_limit_it_breaks(confirmed) -> None:
+    decision = judged(confirmed(0.85, 0.97, tpot_ms_p99=61.0))
+    assert decision.status == "off"
+    assert "tpot_ms_p99" not in decision.reason
+
+
+def test_a_search_in_which_all_broke_a_limit_is_off_and_names_the_best(searched) -> None:
+    slow, fast = searched(NGRAM, 2, 1.2, tpot_ms_p99=70.0), searched(MODEL, 8, 1.5, tpot_ms_p99=61.0)
+    decision = judged(None, [slow, fast])
+    assert (decision.status, decision.draft, decision.measurement) == ("off", MODEL, None)
+    assert decision.reason == (
+        "small γ8 was best at 1.50× (1.42–1.58, 95 %) in the search, but tpot_ms_p99 61 is above 50"
+    )
+
+
+@pytest.mark.parametrize(("low", "high", "status"), [(1.31, 1.53, "on"), (0.9, 1.2, "undecided"), (0.8, 0.9, "off")])
+def test_a_faster_candidate_that_broke_a_limit_is_named_beside_the_one_that_did_not(
+    confirmed, searched, low, high, status
+) -> None:
+    kept, fast = confirmed(low, high, tpot_ms_p99=40.0), searched(MODEL, 8, 1.9, tpot_ms_p99=61.0)
+    named = "; small γ8 is faster at 1.90×, but tpot_ms_p99 61 is above 50"
+    for decision in (judged(kept, [fast]), judged(kept, others=[kept, fast])):
+        assert (decision.status, decision.draft) == (status, NGRAM)
+        assert decision.reason.endswith(named)
+    for too_slow in (0.7, 0.95):
+        assert "faster" not in judged(kept, [searched(MODEL, 8, too_slow, tpot_ms_p99=61.0)]).reason
+    assert "faster" not in judged(kept, [searched(MODEL, 8, 1.9, tpot_ms_p99=41.0)]).reason
+
+
+def test_a_cell_that_failed_is_failed_though_its_best_broke_a_limit(confirmed) -> None:
+    confirmation = confirmed(1.31, 1.53, tpot_ms_p99=61.0)
+    lost = Failure(cell=confirmation.cell, candidate=None, kind="worker_died", message="gone")
+    assert judged(confirmation, failures=[lost]).status == "failed"
+
+
+@pytest.mark.parametrize(("level", "shown"), [(1 - 0.04 / 3, "98.7 %"), (1 - 0.01 / 24, "99.96 %"), (0.95, "95 %")])
+def test_a_level_is_never_shown_as_certainty(confirmed, level, shown) -> None:
+    assert f"1.53, {shown}" in judged(confirmed(1.31, 1.53, interval_level=level)).reason
 
 
 def test_figures_that_are_no_numbers_never_reach_a_decision(confirmed) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 
 from pipeline.records.failure import InputError
-from pipeline.records.settings import DraftChoice, SearchSettings
+from pipeline.records.settings import NO_LIMITS, Constraints, DraftChoice, SearchSettings
 from pipeline.records.target import Candidate, EarlyExit, Ngram
 from pipeline.search.space import CandidateSpace
 from pipeline.search.strategies import Tpe
@@ -22,8 +22,8 @@ NGRAM = DraftChoice(draft=Ngram(name="ngram"), gammas=(2, 4, 8))
 EXIT = DraftChoice(draft=EarlyExit(name="exit", layers=2), gammas=(1, 2))
 
 
-def study(storage: optuna.storages.BaseStorage, choices=(NGRAM, EXIT), **search) -> CellStudy:
-    return CellStudy("sweep/cell", choices, SearchSettings(**search), storage)
+def study(storage: optuna.storages.BaseStorage, choices=(NGRAM, EXIT), constraints=NO_LIMITS, **search) -> CellStudy:
+    return CellStudy("sweep/cell", choices, SearchSettings(**search), storage, constraints=constraints)
 
 
 @pytest.fixture
@@ -145,6 +145,65 @@ def test_tpe_finds_the_best_of_many_candidates_without_trying_all():
         for candidate in tpe.propose(left, scores, 4):
             scores[candidate] = truth(candidate)
     assert max(scores.values()) >= 1.9
+
+
+def test_a_trial_carries_how_far_it_lies_beyond_each_limit_that_is_set(storage, make_measurement):
+    cell = study(storage, constraints=Constraints(tpot_ms_p99=50.0, gap_ms_p99=80.0, throughput_ratio=1.2))
+    figures = {"tpot_ms_p99": 60.0, "gap_ms_p99": 60.0, "ttft_ms_p99": 9e9, "output_tokens_per_s": 15.0}
+    first, second = cell.ask()[:2]
+    cell.tell(make_measurement(candidate=first, speedup=1.5, baseline_output_tokens_per_s=10.0, **figures))
+    cell.tell(make_measurement(candidate=second, speedup=1.1, tpot_ms_p99=40.0))
+    kept = {trial.value: trial.constraints for trial in stored(storage)}
+    assert kept[1.5] == pytest.approx({"tpot_ms_p99": 0.2, "gap_ms_p99": -0.25, "throughput_ratio": -0.25})
+    assert kept[1.1] == pytest.approx({"tpot_ms_p99": -0.2}), "what is undefined is held to no limit"
+    assert optuna.load_study(study_name="sweep/cell", storage=storage).best_value == 1.1
+
+
+def test_without_limits_a_trial_carries_none(storage, make_measurement):
+    cell = study(storage)
+    cell.tell(make_measurement(candidate=cell.ask()[0], tpot_ms_p99=60.0))
+    assert [trial.constraints for trial in stored(storage)] == [{}]
+
+
+def test_a_study_stored_under_other_limits_is_made_anew(storage, make_measurement):
+    measurement = make_measurement(candidate=study(storage).ask()[0], speedup=1.2, tpot_ms_p99=60.0)
+    for limit, excess in ((None, None), (50.0, 0.2), (50.0, 0.2), (30.0, 1.0), (None, None)):
+        study(storage, constraints=Constraints(tpot_ms_p99=limit)).tell(measurement)
+        (trial,) = stored(storage)
+        assert trial.constraints.get("tpot_ms_p99") == (None if excess is None else pytest.approx(excess))
+
+
+def test_tpe_turns_away_from_what_breaks_a_limit():
+    wide = CandidateSpace([DraftChoice(draft=Ngram(name=name), gammas=tuple(range(1, 17))) for name in ("a", "b", "c")])
+
+    def asked(limited: bool) -> list[Candidate]:
+        tpe, scores, excesses = Tpe(wide, seed=1), {}, {}
+        while len(scores) < 24:
+            left = [c for c in wide.candidates if c not in scores]
+            for candidate in tpe.propose(left, scores, 4, excesses):
+                fast = candidate.draft.name == "c"
+                scores[candidate] = 1.5 - candidate.gamma / 100 + fast
+                excesses[candidate] = {"tpot_ms_p99": 0.5 if fast and limited else -0.1}
+        return list(scores)
+
+    def fast(candidates: list[Candidate]) -> int:
+        return sum(c.draft.name == "c" for c in candidates)
+
+    assert fast(asked(limited=True)) < fast(asked(limited=False)) / 2
+
+
+@pytest.mark.parametrize("strategy", ["grid", "tpe", "guided"])
+def test_whatever_the_strategy_it_learns_what_broke_a_limit(storage, make_measurement, strategy):
+    cell = study(storage, constraints=Constraints(tpot_ms_p99=50.0), strategy=strategy, candidates_per_round=1)
+    if strategy == "guided":
+        cell.expect(())
+    told = []
+    propose = cell._strategy.propose
+    cell._strategy.propose = lambda *given: told.append(given[3]) or propose(*given)
+    (first,) = cell.ask()
+    cell.tell(make_measurement(candidate=first, tpot_ms_p99=60.0))
+    cell.ask()
+    assert told[-1] == {first: {"tpot_ms_p99": pytest.approx(0.2)}}
 
 
 @settings(max_examples=30, deadline=None)

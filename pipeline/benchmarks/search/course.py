@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.benchmarks.search.cells import SimulatedCell
-from pipeline.course import CONFIRMATION_LEVEL, SEARCH_LEVEL
+from pipeline.confirming import CONFIRMATION_LEVEL
+from pipeline.course import SEARCH_LEVEL
 from pipeline.measurement.pool import pool
 from pipeline.measurement.protocol import Span
 from pipeline.measurement.round import measure_round

@@ -11,7 +11,7 @@ from pipeline.benchmarks.rows import Between, Row
 from pipeline.benchmarks.search.asking import CELLS_APART, Asking, mean_row, share_row
 from pipeline.benchmarks.search.cells import OFF, any_cell
 from pipeline.benchmarks.search.course import CellCourse, pooled
-from pipeline.course import CONFIRMATION_LEVEL
+from pipeline.confirming import CONFIRMATION_LEVEL
 from pipeline.measurement.protocol import LOOKS
 from pipeline.records.measurement import Measurement
 

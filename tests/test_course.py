@@ -189,20 +189,6 @@ def test_a_timing_pass_that_does_not_fit_fails_no_cell() -> None:
     assert (driver.run().status, driver.course.decision.draft) == ("on", Y)  # type: ignore[union-attr]
 
 
-def test_a_candidate_that_fails_in_its_confirmation_holds_nobody_back() -> None:
-    class Failing(Driver):
-        def measure(self, task: RoundTask) -> RoundResult:
-            if task.kind == "confirmation_look" and task.candidates[0].draft == X and task.replicate % LOOKS == 1:
-                self.engine._machine = replace(self.engine._machine, fail={"x": "wrong_text"})
-            return super().measure(task)
-
-    slower = {"alpha__x": 0.6, "draft_ms__x": 2.0, "alpha__y": 0.6, "draft_ms__y": 1.0}
-    driver = Failing(cell_of(**slower), {"x": 3.0})
-    decision = driver.run()
-    assert decision.draft == Y
-    assert decision.status in ("on", "undecided", "off")
-
-
 class FailingLook(Driver):
     """Draft x writes wrong text in look ``at`` of its confirmation, which the gate for text meets."""
 

@@ -158,10 +158,11 @@ def test_a_busy_cluster_is_an_error_that_says_so(fleet):
 
 def test_a_lost_worker_whose_place_is_gone_is_done_without(fleet, monkeypatch):
     """A node that leaves the cluster: its worker dies, and its successor is never placed."""
-    pair = Fleet(ClusterSettings(workers=2, cpus_per_worker=1), EngineSettings(name="simulated"))
+    patient = ClusterSettings(workers=2, cpus_per_worker=1, placement_timeout_s=300.0)
+    pair = Fleet(patient, EngineSettings(name="simulated"))
     try:
-        ready(pair)
-        end = time.monotonic() + 60
+        ready(pair, within_s=300.0)
+        end = time.monotonic() + 300
         while len(pair.idle()) < 2:
             assert time.monotonic() < end
             pair.wait(0.2)

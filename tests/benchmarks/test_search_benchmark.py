@@ -13,11 +13,13 @@ from pipeline.benchmarks.rows import Between
 from pipeline.benchmarks.search.asking import Asking, mean_row, share_row
 from pipeline.benchmarks.search.cells import GAMMAS, any_cell, equal_cell, graded_cell
 from pipeline.benchmarks.search.coverage import confirmed
+from pipeline.benchmarks.search.real_cells import guided
 from pipeline.benchmarks.search.regret import FIRST_SEED, compare
 from pipeline.benchmarks.search.regret_cells import KINDS, regret_cell
 from pipeline.benchmarks.search.run import QUESTIONS
 from pipeline.benchmarks.search.whole import decide_cell
 from pipeline.records.settings import SearchSettings
+from pipeline.records.target import Candidate, Ngram
 
 
 def asking(cells: int) -> Asking:
@@ -110,3 +112,21 @@ def test_the_job_keeps_what_was_asked_for(tmp_path: Path) -> None:
     assert report["settings"]["cells"] == 2
     assert main(["search", "only=nothing", f"output_dir={tmp_path}"]) == 2
     assert main(["search", "skip=nothing", f"output_dir={tmp_path}"]) == 2
+
+
+class Told:
+    """Proposes what it was told, round by round."""
+
+    def __init__(self, *rounds: tuple[Candidate, ...]) -> None:
+        self._rounds = list(rounds)
+
+    def propose(self, open_candidates, scores, count, excesses=None) -> tuple[Candidate, ...]:
+        return self._rounds.pop(0) if self._rounds else ()
+
+
+def test_only_a_forecast_that_stands_alone_to_the_end_needs_no_search(make_measurement) -> None:
+    one, two = (Candidate(draft=Ngram(name="ngram"), gamma=gamma) for gamma in (1, 2))
+    measured = {c: make_measurement(str(c.gamma), candidate=c) for c in (one, two)}
+    assert guided(Told((one,)), measured, 4) == ([one], True)
+    assert guided(Told((one,), (two,)), measured, 4) == ([one, two], False)
+    assert guided(Told((two, one)), measured, 4) == ([two, one], False)

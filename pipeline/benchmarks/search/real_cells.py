@@ -27,6 +27,7 @@ from pipeline.records.task import RoundResult, RoundTask
 from pipeline.search.forecast import run_round
 from pipeline.search.guided import Guided
 from pipeline.search.space import CandidateSpace
+from pipeline.search.strategies import Strategy
 from pipeline.workloads.load import load_prompts
 
 CELLS = (("code_edit", 1), ("chat", 4))
@@ -49,6 +50,7 @@ class RealCell:
     """One cell measured whole: what was forecast, what each candidate did, and both searches' winners measured anew.
 
     ``fresh`` are the true contenders' speedups on prompts that no search has seen; seconds are of the wall.
+    ``guided_measured``: candidates of search rounds, 0 where one forecast stood alone and was confirmed at once.
     """
 
     label: str
@@ -143,7 +145,8 @@ class _Cell:
             for m in result.measurements:
                 measured[m.candidate] = m
                 rounds[m.candidate] = (_wall_s(m), sum(b.trace.wall_s for b in result.baseline.trace_blocks))
-        tried = self._guided(forecast.forecasts, measured, size)
+        tried, fast = guided(Guided(self._space, self._settings.search.seed, forecast.forecasts), measured, size)
+        ranked = [] if fast else tried
         ours, theirs = (choose([measured[c] for c in some]) for some in (tried, list(measured)))
         assert ours is not None
         assert theirs is not None
@@ -161,20 +164,10 @@ class _Cell:
             guided=ours.candidate,
             grid=theirs.candidate,
             fresh={m.candidate: m.metrics.speedup for m in again.measurements},
-            guided_s=forecast_s + _seconds(tried, rounds, size) + confirm_s,
+            guided_s=forecast_s + _seconds(ranked, rounds, size) + confirm_s,
             grid_s=_seconds(list(measured), rounds, size) + confirm_s,
-            guided_measured=len(tried),
+            guided_measured=len(ranked),
         )
-
-    def _guided(
-        self, forecasts: Sequence[Forecast], measured: Mapping[Candidate, Measurement], size: int
-    ) -> list[Candidate]:
-        """The candidates that guided search would have measured, given what they turned out to be."""
-        search = Guided(self._space, self._settings.search.seed, forecasts)
-        scores: dict[Candidate, float] = {}
-        while chosen := search.propose([c for c in measured if c not in scores], scores, size):
-            scores |= {c: measured[c].metrics.speedup for c in chosen}
-        return list(scores)
 
     def _round(self, kind: RoundKind, candidates: Sequence[Candidate], span: Span) -> RoundResult:
         cell: Cell = self._cell
@@ -199,12 +192,28 @@ class _Cell:
         return result
 
 
+def guided(search: Strategy, measured: Mapping[Candidate, Measurement], size: int) -> tuple[list[Candidate], bool]:
+    """The candidates that ``search`` would have measured, given what they turned out to be, in rounds of ``size``.
+
+    And whether the first stood alone, so that a course confirms it without a search (``Course``), and no other was
+    expected to beat what it turned out to be.
+    """
+    scores: dict[Candidate, float] = {}
+    rounds = 0
+    while chosen := search.propose([c for c in measured if c not in scores], scores, size):
+        scores |= {c: measured[c].metrics.speedup for c in chosen}
+        rounds += 1
+    return list(scores), rounds == len(scores) == 1
+
+
 def _wall_s(measurement: Measurement) -> float:
     return sum(block.trace.wall_s for block in measurement.trace_blocks)
 
 
 def _seconds(tried: Sequence[Candidate], rounds: Mapping[Candidate, tuple[float, float]], size: int) -> float:
     """Of measuring ``tried`` in rounds of ``size``, each beside a baseline of its own; prefill and all."""
+    if not tried:
+        return 0.0
     baselines = -(-len(tried) // size)
     return sum(rounds[c][0] for c in tried) + baselines * statistics.mean(rounds[c][1] for c in tried)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_course import Driver, X, cell_of
+from course_driver import Driver, X, cell_of
 
 from pipeline.benchmarks.search.whole import Shelf
 from pipeline.confirming import CONFIRMATION_LEVEL, Confirming, look_level

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import optuna
 import pytest
-from test_sweep import BAD, GOOD, Recorder, folder, run, settings, statuses
+from sweeping import BAD, GOOD, Recorder, folder, run, settings, statuses
 
 from pipeline.records.settings import DraftChoice, Protocol, SearchSettings, SweepSettings
 from pipeline.records.target import Ngram

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow_runs import NAME, SWEEP
 
 from pipeline.records.measurement import Baseline, Measurement
+from pipeline.records.settings import TrackingSettings
 from pipeline.records.trace import Block, Iteration, RequestTrace, Trace
+from pipeline.tracking import mlflow_view
+from pipeline.tracking.mlflow_connection import Connection, tracking_uri
+from pipeline.tracking.mlflow_view import MlflowView
 
 ITERATION = Iteration(
     start_s=0.5,
@@ -71,5 +78,34 @@ def make_baseline(make_measurement: Callable[..., Measurement], block: Block) ->
             "trace_blocks": (block,),
         }
         return Baseline(**(record | changes))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory) -> Path:
+    """A database with MLflow's tables, made once: that takes a second."""
+    folder = tmp_path_factory.mktemp("mlflow")
+    Connection(tracking_uri(None, folder), folder, "unused")
+    return folder / "mlflow.db"
+
+
+@pytest.fixture
+def output_dir(tmp_path, empty_database, monkeypatch) -> Path:
+    monkeypatch.setattr(mlflow_view, "BACKOFF_S", (0.0, 0.0))
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    return tmp_path
+
+
+@pytest.fixture
+def lines() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def start(output_dir, lines) -> Callable[..., MlflowView]:
+    def make(*, uri: str | None = None, sweep: str = SWEEP, fresh: bool = False, **parameters: str) -> MlflowView:
+        settings = TrackingSettings(uri=uri)
+        return MlflowView.open(settings, output_dir, sweep, NAME, parameters, lines.append, fresh=fresh)
 
     return make

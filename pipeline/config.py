@@ -19,6 +19,7 @@ from pipeline.records.cell import Sampling, Workload
 from pipeline.records.failure import InputError
 from pipeline.records.head_training import CollectSettings, FitSettings, HeadSettings, HeadTraining
 from pipeline.records.settings import (
+    NO_LIMITS,
     Budget,
     ClusterSettings,
     Constraints,
@@ -137,12 +138,14 @@ def sweep_id(settings: SweepSettings, content: Mapping[str, str] | None = None) 
     ``content`` tells what the files named in ``settings`` hold (a hash by key), so that an edited prompt file or
     another model under the same name is another sweep. Where results and workers are placed, what is tracked or
     resumed, the budget, the policy and the constraints, which only judge, do not count, nor does the order of anything;
-    the accelerator asked for does.
+    the accelerator asked for does, and whether there are constraints at all, for under them no search is cut short.
     """
     measured = {key: value for key, value in _tree(settings).items() if key not in _NOT_MEASURED}
     measured["concurrency"] = sorted(settings.concurrency)
     measured["accelerator_type"] = settings.cluster.accelerator_type
     measured["content"] = dict(content or {})
+    if settings.constraints != NO_LIMITS:
+        measured["limited"] = True
     canonical = json.dumps(measured, sort_keys=True, separators=(",", ":"))
     return f"{settings.name}-{hashlib.sha256(canonical.encode()).hexdigest()[:10]}"
 

@@ -10,11 +10,13 @@ from pipeline.measurement.protocol import LOOKS
 from pipeline.policy.decide import verdict
 from pipeline.records.cell import CellKey
 from pipeline.records.measurement import Baseline, Measurement
-from pipeline.records.settings import Constraints
+from pipeline.records.settings import NO_LIMITS, Constraints
 from pipeline.records.target import Candidate
 
 FIRST_SPENDS, LATER_SPEND = 0.04, 0.01
 SURE_AFTER = 40
+MOST_UNFIT = 3
+"""So many candidates that are confirmed to break a limit end a cell: the levels of more would turn nothing on."""
 
 
 def look_level(earlier: int) -> float:
@@ -45,7 +47,8 @@ class Confirming:
 
     ``margin`` and ``constraints`` judge them. ``attempt`` counts those before it of which a look was taken: each has
     spent its share of the error, whatever became of it. The looks themselves carry the number, so that the level
-    follows from the store alone. ``current`` is what the looks of the attempt under way say together.
+    follows from the store alone. ``current`` is what the looks of the attempt under way say together, ``last`` whom
+    the latest look of all was at. A candidate that failed (``forget``) has no confirmation, however complete it was.
     """
 
     def __init__(self, cell: CellKey, store: BaselineShelf, margin: float, constraints: Constraints) -> None:
@@ -55,8 +58,10 @@ class Confirming:
         self._store = store
         self._margin = margin
         self._constraints = constraints
+        self.last: Candidate | None = None
         self._looks: list[Measurement] = []
         self._complete: dict[Candidate, Measurement] = {}
+        self._failed: set[Candidate] = set()
 
     @property
     def candidate(self) -> Candidate | None:
@@ -81,7 +86,7 @@ class Confirming:
     def confirmations(self) -> tuple[Measurement, ...]:
         """The latest confirmation of each candidate that an earlier attempt completed, and the one under way."""
         current = {} if self.current is None else {self.current.candidate: self.current}
-        return tuple((self._complete | current).values())
+        return tuple(m for m in (self._complete | current).values() if m.candidate not in self._failed)
 
     @property
     def any_complete(self) -> bool:
@@ -120,41 +125,46 @@ class Confirming:
             self.begin_again()
             return None
         self._looks.append(look)
+        self.last = look.candidate
         baselines = [baseline for baseline in self._store.baselines() if baseline.cell == self._cell]
         self.current = pool(self._looks, baselines, self.level)
         return self.current
 
     def begin_again(self, attempt: int | None = None) -> None:
         """After a look, start another attempt. One that was complete still says what it said."""
-        if self.current is not None and self.is_complete:
+        if self.current is not None and self.is_complete and self.current.candidate not in self._failed:
             self._complete[self.current.candidate] = self.current
         self.attempt = self.attempt + 1 if attempt is None else attempt
         self._looks, self.current = [], None
 
     def forget(self, candidate: Candidate) -> None:
-        """``candidate`` failed."""
+        """``candidate`` failed, then or later: nothing that was said of it counts any longer."""
+        self._failed.add(candidate)
         self._complete.pop(candidate, None)
         if self.candidate == candidate:
             self.begin_again()
 
     def settles(self, candidate: Candidate) -> bool:
         """Whether no more looks at ``candidate`` are to come."""
-        return candidate in self._complete or self.is_complete
+        return candidate in self._complete or (self.candidate == candidate and self.is_complete)
 
     @property
     def is_complete(self) -> bool:
         """Whether the looks so far decide, or there are no more to come.
 
-        Any look may turn the cell on. None is taken that could hardly do so: after two that found no gain that would
-        pay, or after one that found none at all where the forecast, made on other prompts, promised none either. That
-        makes no cell falsely on. Nor does it rest on few prompts: where some gain much, a handful may hold none of
+        Any look may turn the cell on, but where limits are set only the last: a third of the requests has a smaller p99
+        than all of them. None is taken that could hardly turn it on: after two that found no gain that would pay, or
+        after one that found none at all where the forecast, made on other prompts, promised none either. That makes no
+        cell falsely on. Nor does it rest on few prompts: where some gain much, a handful may hold none of
         them, and a jackknife sees no spread in what it did not meet.
         """
         if self.current is None:
             return False
         metrics = self.current.metrics
-        if len(self._looks) == LOOKS or verdict(self.current, self._margin) == "on":
+        if len(self._looks) == LOOKS:
             return True
+        if verdict(self.current, self._margin) == "on":
+            return self._constraints == NO_LIMITS
         if len(self._looks) == LOOKS - 1:
             return metrics.speedup <= 1 + self._margin
         promised = metrics.speedup_forecast
@@ -164,8 +174,8 @@ class Confirming:
     def broke_a_limit(self) -> bool:
         """Whether the attempt under way is complete, and its candidate cannot be used for a limit that it broke.
 
-        Limits are judged only then: on all looks, or on those that would else turn the cell on. A candidate that is
-        surely not worth it needs no other reason, and the slower ones after it are worth less.
+        Limits are judged only then. A candidate that is surely not worth it needs no other reason, and the slower ones
+        after it are worth less.
         """
         return self.current is not None and self.is_complete and self._broke(self.current)
 

@@ -6,12 +6,12 @@ It keeps no truth of its own: made anew from what the store holds, it goes on wh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from pipeline.confirming import BaselineShelf, Confirming
-from pipeline.measurement.constraints import unfit
+from pipeline.confirming import MOST_UNFIT, BaselineShelf, Confirming
+from pipeline.measurement.constraints import of_plain_decoding, unfit
 from pipeline.measurement.identity import measurement_id
 from pipeline.measurement.protocol import LOOKS, Allotment, Span, allot
 from pipeline.measurement.round import as_failure
@@ -93,6 +93,8 @@ class Course:
             self._settle()
             if self._over_budget():
                 self._decide(out_of_budget=True)
+            elif len(self._confirming.unfit) >= MOST_UNFIT:
+                self._decide()
         if self.decision is not None:
             return None
         if self._study.awaits_forecast:
@@ -182,10 +184,14 @@ class Course:
         return first and alone and self.forecast is not None and not self._study.unforecast
 
     def _winner(self) -> Candidate | None:
-        """The best candidate that keeps to the limits as far as is known: a confirmation knows better than a search."""
+        """The best candidate that keeps to the limits as far as is known: a confirmation knows better than a search.
+
+        Where nothing else is left, one that broke a limit in the search is confirmed all the same: a search only ranks.
+        """
         searched = tuple(self._searched.values())
-        broke = unfit(searched, self._settings.constraints) - self._confirming.fit
-        best = choose(searched, broke.union(m.candidate for m in self._confirming.unfit))
+        seen_to_break = unfit(searched, self._settings.constraints) - self._confirming.fit
+        surely = {m.candidate for m in self._confirming.unfit}
+        best = choose(searched, seen_to_break | surely) or choose(searched, surely)
         return self._only if best is None else best.candidate
 
     def _settle(self) -> None:
@@ -215,14 +221,17 @@ class Course:
             if failure.cell == key and failure.candidate is not None:
                 self._failures.append(failure)
                 self._study.fail(failure.candidate, failure.message)
+                self._confirming.forget(failure.candidate)
         for forecast in self._store.forecasts():
             if forecast.cell == key and self._study.awaits_forecast:
                 self._expect(forecast)
         for measurement in sorted(mine, key=lambda m: (m.kind != "search", m.metrics.raced_out, m.kind, m.replicate)):
             self._enter(measurement)
         self._settle()
-        if self._confirming.looks and not self._searched:  # confirmed without a search
-            self._search_over, self._only = True, self._confirming.candidate
+        alone = self._confirming.last
+        surely = {m.candidate for m in self._confirming.unfit}
+        if not self._searched and alone is not None and alone not in self._unusable | surely:
+            self._search_over, self._only = True, alone  # confirmed without a search
         self.next_task()  # decides, if everything needed is in the store
 
     def _expect(self, forecast: CellForecast) -> None:
@@ -284,7 +293,15 @@ class Course:
             out_of_budget,
             self._settings.constraints,
             self._confirming.confirmations,
+            self._plain(),
         )
+
+    def _plain(self) -> Mapping[str, float | None]:
+        """What plain decoding, beside which the best confirmation was made, takes of what a limit bounds."""
+        best = self._confirming.best
+        if best is None or self._settings.constraints == NO_LIMITS:
+            return {}
+        return of_plain_decoding(b for b in self._baselines() if b.id in best.baseline_ids)
 
     def _task(self, kind: RoundKind, candidates: Sequence[Candidate], span: Span, *, replicate: int) -> RoundTask:
         known = () if self.forecast is None else self.forecast.forecasts

@@ -104,7 +104,8 @@ def _close(run: _Run, folder: Path, status: Literal["FINISHED", "KILLED", "FAILE
         steps.callback(lambda: run.view.finish(status, decisions, [path for path in artifacts if path.exists()]))
         steps.callback(write_views, run.store, folder)
         steps.callback(lambda: write_why(why, run.sweep, decisions, run.store.measurements(), run.store.forecasts()))
-        steps.callback(write_policy, policy, run.sweep, fingerprint(decisions), decisions, created)
+        judged = run.settings.policy.margin, run.settings.constraints
+        steps.callback(write_policy, policy, run.sweep, fingerprint(decisions), decisions, created, *judged)
         steps.callback(run.close)
 
 
@@ -123,7 +124,7 @@ class _Run:
         self.sweep = sweep
         self.store = store
         self.view = view
-        self._settings = settings
+        self.settings = settings
         self._progress = progress
         self._interrupt = interrupt
         self._fleet: Fleet | None = None
@@ -139,7 +140,7 @@ class _Run:
     def begin(self, prompts: Mapping[str, int], storage: BaseStorage) -> None:
         """Make the courses, as far as the store has them already, and bring the views up to date with it."""
         # With GPUs the accelerator's name is part of every cell, and only the cluster knows it.
-        accelerator = self._start_fleet().accelerator if self._settings.cluster.gpus_per_worker else "cpu"
+        accelerator = self._start_fleet().accelerator if self.settings.cluster.gpus_per_worker else "cpu"
         self._courses = self._make_courses(accelerator, prompts, storage)
         self._progress.expect(len(self._courses))
         self._waiting = [course for course in self._courses if course.decision is None]
@@ -189,7 +190,7 @@ class _Run:
                 return
             task = self._guarded(course, course.next_task)
             if task is not None:
-                known = self._settings.reuse and task.kind != "forecast"  # a forecast is made anew: it costs little
+                known = self.settings.reuse and task.kind != "forecast"  # a forecast is made anew: it costs little
                 fleet.submit(worker, task, "identify" if known else "measure")
                 return
             self._leases.pop(worker, None)
@@ -263,7 +264,7 @@ class _Run:
 
     def _adopt(self, course: Course, task: RoundTask, identified: Identification) -> RoundTask | None:
         """Take from earlier sweeps what is known; the task narrowed to the rest, None if nothing is left of it."""
-        known = find_reusable(Path(self._settings.output_dir), identified.content_ids, but_not=self.sweep)
+        known = find_reusable(Path(self.settings.output_dir), identified.content_ids, but_not=self.sweep)
         left = []
         for candidate, content in zip(task.candidates, identified.content_ids, strict=True):
             if content not in known:
@@ -297,7 +298,7 @@ class _Run:
         self.view.failure(failure)
 
     def _budget_spent(self) -> bool:
-        limit = self._settings.budget.worker_hours
+        limit = self.settings.budget.worker_hours
         return limit is not None and self._worker_s >= limit * 3600
 
     def _end_for_budget(self) -> None:
@@ -309,25 +310,25 @@ class _Run:
 
     def _start_fleet(self) -> Fleet:
         if self._fleet is None:
-            self._started_ray = connect(self._settings.cluster)
+            self._started_ray = connect(self.settings.cluster)
             self._interrupt.install()
-            self._fleet = Fleet(self._settings.cluster, self._settings.engine)
+            self._fleet = Fleet(self.settings.cluster, self.settings.engine)
         return self._fleet
 
     def _make_courses(self, accelerator: str, prompts: Mapping[str, int], storage: BaseStorage) -> tuple[Course, ...]:
         courses = []
-        for cell, choice in cells_of(self._settings, accelerator):
+        for cell, choice in cells_of(self.settings, accelerator):
             name = f"{self.sweep} · {cell.key.label} · {cell.accelerator}"
             study = CellStudy(
                 name,
                 choice.drafts,
-                self._settings.search,
+                self.settings.search,
                 storage,
-                constraints=self._settings.constraints,
-                fresh=self._settings.fresh,
+                constraints=self.settings.constraints,
+                fresh=self.settings.fresh,
             )
             available = prompts[cell.workload.name]
-            courses.append(Course(cell, choice, self._settings, self.sweep, study, self.store, available))
+            courses.append(Course(cell, choice, self.settings, self.sweep, study, self.store, available))
         return tuple(courses)
 
 

@@ -41,8 +41,8 @@ class TestComposition:
 
     def test_no_limit_is_set_unless_asked_for(self) -> None:
         assert load_settings([]).constraints == NO_LIMITS
-        wanted = load_settings(["constraints.tpot_ms_p99=50", "constraints.throughput_ratio=1.2"]).constraints
-        assert wanted == Constraints(tpot_ms_p99=50.0, throughput_ratio=1.2)
+        wanted = load_settings(["constraints.tpot_ms_p99=50", "constraints.speedup_e2e=1.2"]).constraints
+        assert wanted == Constraints(tpot_ms_p99=50.0, speedup_e2e=1.2)
 
     def test_drafts_come_with_their_target_sorted_by_name(self) -> None:
         (choice,) = load_settings([]).targets

@@ -28,13 +28,23 @@ class TestIdentity:
             "cluster.workers=4",
             "budget.cell_s=10",
             "policy.margin=0.1",
-            "constraints.tpot_ms_p99=50",
             "concurrency=[4,1]",
             "workload=[chat,code_edit]",
         ],
     )
     def test_what_is_not_measured_does_not_count(self, override: str) -> None:
         assert sweep_id(load_settings([override])) == sweep_id(load_settings([]))
+
+    def test_limits_count_once_for_under_them_no_search_is_cut_short(self) -> None:
+        free, *held = (
+            sweep_id(load_settings(limits))
+            for limits in (
+                [],
+                ["constraints.tpot_ms_p99=50"],
+                ["constraints.tpot_ms_p99=60", "constraints.speedup_e2e=1"],
+            )
+        )
+        assert held[0] == held[1] != free
 
     @pytest.mark.parametrize(
         "override",

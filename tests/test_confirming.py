@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from course_driver import Driver, X, cell_of
 
@@ -61,7 +63,7 @@ def test_limits_judge_a_complete_attempt_and_no_unfinished_one(told) -> None:
     assert made.settles(candidate)
 
 
-def test_one_within_the_limits_is_better_evidence_than_a_faster_one_beyond(told) -> None:
+def test_what_is_confirmed_to_keep_to_the_limits_is_fit(told) -> None:
     kept = confirming(told, Constraints(gap_ms_p95=99.0))
     for look in told[1]:
         kept.enter(look)
@@ -69,3 +71,23 @@ def test_one_within_the_limits_is_better_evidence_than_a_faster_one_beyond(told)
     assert not kept.broke_a_limit
     kept.begin_again()
     assert (kept.fit, kept.unfit) == ({told[1][0].candidate}, ())
+
+
+def test_one_within_the_limits_is_better_evidence_than_a_faster_one_beyond(told) -> None:
+    (x,) = {look.candidate for look in told[1]}
+    slower = replace(x, gamma=1)
+    made = confirming(told, Constraints(gap_ms_p95=30.0))
+    for attempt, (candidate, gap_ms, speedup) in enumerate(((x, 40.0, 2.0), (slower, 20.0, 1.5))):
+        for place, look in enumerate(told[1]):
+            metrics = replace(look.metrics, speedup=speedup)
+            made.enter(replace(look, candidate=candidate, metrics=metrics, replicate=attempt * LOOKS + place))
+        assert made.current is not None
+        made.current = replace(
+            made.current, metrics=replace(made.current.metrics, gap_ms_p95=gap_ms, speedup=speedup, speedup_low=1.2)
+        )
+        made.begin_again()
+    assert (made.fit, [m.candidate for m in made.unfit]) == ({slower}, [x])
+    assert made.best is not None
+    assert made.best.candidate == slower
+    made.forget(slower)
+    assert made.best.candidate == x

@@ -138,6 +138,54 @@ def test_what_failed_in_its_confirmation_is_neither_tried_again_nor_forgotten_on
     assert not any("x" in said for said in again.rounds())
 
 
+class FailingLater(Driver):
+    """Draft y is confirmed, and writes wrong text in the search after that."""
+
+    def measure(self, task: RoundTask) -> RoundResult:
+        fails = task.kind == "search"
+        self.engine._machine = replace(self.engine._machine, fail={"y": "wrong_text"} if fails else {})
+        return super().measure(task)
+
+
+def test_what_fails_after_its_confirmation_is_on_neither_now_nor_after_a_resume() -> None:
+    fast = {"alpha__y": 0.9, "draft_ms__y": 0.5, "alpha__x": 0.1}
+    driver = FailingLater(cell_of(**fast), {"y": 6.0, "x": 5.0})
+    decision = driver.run()
+    assert (
+        driver.rounds()[:3] == ["forecast x+y", "confirmation_look y", "search x+y"] or "search x+y" in driver.rounds()
+    )
+    assert driver.shelf.failures()
+    assert decision.draft != Y
+    again = driver.again().course.decision
+    assert again is not None
+    assert (again.status, again.draft) == (decision.status, decision.draft)
+
+
+class Moving(Driver):
+    """Its second look at a candidate is made on another device."""
+
+    def measure(self, task: RoundTask) -> RoundResult:
+        result = super().measure(task)
+        if task.kind != "confirmation_look" or task.replicate != 1:
+            return result
+        moved = [replace(m, provenance=replace(m.provenance, device="another")) for m in result.measurements]
+        return replace(result, measurements=tuple(moved))
+
+
+@pytest.mark.parametrize("done", range(1, 7))
+def test_a_course_that_moves_to_another_device_is_taken_up_where_it_was(done: int) -> None:
+    whole = Moving(cell_of(**UNSURE), {"x": 3.0})
+    expected = whole.run()
+    assert len(whole.levels()) > LOOKS
+    first = Moving(cell_of(**UNSURE), {"x": 3.0})
+    while len(first.tasks) < done and first.step():
+        pass
+    again = first.again()
+    decision = again.run()
+    assert (decision.status, decision.draft) == (expected.status, expected.draft)
+    assert first.rounds() + again.rounds() == whole.rounds()
+
+
 @pytest.mark.parametrize("attempts", [1, 2, 3, 10, 40])
 def test_all_attempts_together_err_in_at_most_one_cell_in_twenty(attempts: int) -> None:
     spent = [(1 - look_level(earlier)) * LOOKS for earlier in range(attempts)]

@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from pipeline.records.measurement import Measurement, Metrics
+from pipeline.measurement.latency import latency
+from pipeline.records.measurement import Baseline, Measurement, Metrics
 from pipeline.records.settings import Constraints
 from pipeline.records.target import Candidate
 
-THROUGHPUT_RATIO = "throughput_ratio"
+THROUGHPUT_RATIO = "speedup_e2e"
 """The one limit that bounds from below."""
 
 
@@ -31,11 +32,11 @@ class Check:
     def broken(self) -> bool:
         return self.excess > 0
 
-    @property
-    def said(self) -> str:
-        """``tpot_ms_p99 61.2 is above 50``, in as many digits as tell the two apart."""
+    def said(self, plain: float | None = None) -> str:
+        """``tpot_ms_p99 61.2 is above 50 (plain decoding: 41)``, in as many digits as tell the two apart."""
         value, limit = _apart(self.value, self.limit)
-        return f"{self.name} {value} is {'below' if self.name == THROUGHPUT_RATIO else 'above'} {limit}"
+        beside = "" if plain is None else f" (plain decoding: {_apart(plain, self.limit)[0]})"
+        return f"{self.name} {value} is {'below' if self.name == THROUGHPUT_RATIO else 'above'} {limit}{beside}"
 
 
 def checks(metrics: Metrics, constraints: Constraints) -> tuple[Check, ...]:
@@ -46,8 +47,8 @@ def checks(metrics: Metrics, constraints: Constraints) -> tuple[Check, ...]:
     """
     found = []
     for name, limit in asdict(constraints).items():
-        value = None if limit is None else _value(metrics, name)
-        if limit is None or value is None or not math.isfinite(value):
+        value: float | None = getattr(metrics, name)
+        if limit is None or not math.isfinite(limit) or value is None or not math.isfinite(value):
             continue
         beyond = limit - value if name == THROUGHPUT_RATIO else value - limit
         found.append(Check(name=name, value=value, limit=limit, excess=beyond / limit))
@@ -64,12 +65,14 @@ def unfit(measurements: Iterable[Measurement], constraints: Constraints) -> froz
     return frozenset(m.candidate for m in measurements if broken(m.metrics, constraints))
 
 
-def _value(metrics: Metrics, name: str) -> float | None:
-    if name != THROUGHPUT_RATIO:
-        value: float | None = getattr(metrics, name)
-        return value
-    plain = metrics.baseline_output_tokens_per_s
-    return metrics.output_tokens_per_s / plain if plain else None
+def of_plain_decoding(baselines: Iterable[Baseline]) -> dict[str, float | None]:
+    """By limit that bounds a latency, what the requests of ``baselines`` took, ms; None where there is no such time."""
+    found = latency(block for baseline in baselines for block in baseline.trace_blocks)
+    return {
+        f"{kind}_ms_{percentile}": getattr(getattr(found, kind), percentile)
+        for kind in ("tpot", "gap", "ttft")
+        for percentile in ("p95", "p99")
+    }
 
 
 def _apart(value: float, limit: float) -> tuple[str, str]:

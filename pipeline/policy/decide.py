@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 from pipeline.measurement.constraints import Check, broken, unfit
@@ -27,13 +27,17 @@ def choose(measurements: Sequence[Measurement], broke: Collection[Candidate] = (
     """The search's winner: the greatest speedup; of its equals the one that costs a server least.
 
     Equal to the best is what lies within max(1 %, one standard error of the paired difference) of it. Of equals the
-    first has no extra weights, then the smaller γ, then the earlier name. A/A, figures that are not finite and what was
-    raced out, whose prompts were fewer, take no part. Nor does what ``broke`` a limit; where that leaves nothing, what
-    was raced out is taken up again. None when nothing takes part.
+    first has no extra weights, then the smaller γ, then the earlier name. A/A, figures that are not finite, what was
+    raced out, whose prompts were fewer, and what ``broke`` a limit take no part. None when nothing does.
     """
-    known = [m for m in measurements if m.candidate.draft is not None and 0 < m.metrics.speedup < math.inf]
-    allowed = [m for m in known if m.candidate not in broke]
-    running = [m for m in allowed if not m.metrics.raced_out] or (allowed if len(allowed) < len(known) else [])
+    running = [
+        m
+        for m in measurements
+        if m.candidate.draft is not None
+        and 0 < m.metrics.speedup < math.inf
+        and not m.metrics.raced_out
+        and m.candidate not in broke
+    ]
     if not running:
         return None
     best = min(running, key=lambda m: (-m.metrics.speedup, _cost(m)))
@@ -120,6 +124,7 @@ def decide(
     out_of_budget: bool = False,
     constraints: Constraints = NO_LIMITS,
     others: Sequence[Measurement] = (),
+    plain: Mapping[str, float | None] | None = None,
 ) -> Decision:
     """The decision of ``cell``. Only a confirmation that keeps to ``constraints`` turns speculation on.
 
@@ -129,12 +134,12 @@ def decide(
 
     ``confirmation`` is the best within the limits, if there is one; else the cell is ``off``, unless the budget ended
     before all candidates had been tried. ``others`` may hold further confirmations: a faster candidate that broke a
-    limit is named beside the one that did not.
+    limit is named beside the one that did not. ``plain`` has what plain decoding takes of what limits bound, by name.
     """
     decided = None if confirmation is None else verdict(confirmation, margin)
     breaks = () if confirmation is None else broken(confirmation.metrics, constraints)
     if confirmation is not None and decided is not None and (decided == "off" or not breaks):
-        reason = _confirmed(confirmation, decided, margin) + _faster(confirmation, (*others, *search), constraints)
+        reason = _confirmed(confirmation, decided, margin, _faster(confirmation, (*others, *search), constraints))
         return _decision(cell, decided, confirmation, reason, confirmation.id)
     if lost := next((failure for failure in failures if failure.candidate is None), None):
         reason = f"the cell failed: {_said(lost)}"
@@ -142,8 +147,10 @@ def decide(
         return _decision(cell, "failed", evidence, reason, None if confirmation is None else confirmation.id)
     if confirmation is not None and breaks and (decided == "on" or not out_of_budget):
         found = f"{confirmation.candidate.label} was best at {_interval(confirmation)}{_prompts(confirmation)}"
-        status, reason = _all_broke(found, breaks, out_of_budget)
-        return _decision(cell, status, confirmation, reason, confirmation.id)
+        ending, status = _after_broken(len({m.candidate for m in others}), out_of_budget)
+        return _decision(
+            cell, status, confirmation, f"{found}, but {_listed(breaks, plain or {})}{ending}", confirmation.id
+        )
     if confirmation is not None:
         reason = _unclear(confirmation, margin, out_of_budget)
         reason += _faster(confirmation, (*others, *search), constraints)
@@ -154,8 +161,9 @@ def decide(
         return _decision(cell, status, best, reason, None)
     if (best := choose(search)) is not None:
         found = f"{best.candidate.label} was best at {_interval(best)} in the search"
-        status, reason = _all_broke(found, broken(best.metrics, constraints), out_of_budget)
-        return _decision(cell, status, best, reason, None)
+        ending = "; the budget ended before a confirmation" if out_of_budget else "; no confirmation was made"
+        reason = f"{found}, but {_listed(broken(best.metrics, constraints), plain or {})}{ending}"
+        return _decision(cell, "undecided", best, reason, None)
     if out_of_budget:
         return _decision(cell, "undecided", None, "the budget ended before anything was measured", None)
     return _decision(cell, "failed", None, _nothing_ran(failures), None)
@@ -200,13 +208,14 @@ def _decision(
     )
 
 
-def _confirmed(confirmation: Measurement, status: Literal["on", "off"], margin: float) -> str:
+def _confirmed(confirmation: Measurement, status: Literal["on", "off"], margin: float, faster: str) -> str:
     if status == "on":
-        return f"measured {_interval(confirmation)}{_prompts(confirmation)}{_economy(confirmation.metrics)}"
+        return f"measured {_interval(confirmation)}{_prompts(confirmation)}{_economy(confirmation.metrics)}{faster}"
+    within = " within the limits" if faster else ""
     least = f", and below {1 + margin:.2f} it does not pay" if confirmation.metrics.speedup > 1 else ""
     return (
-        f"{confirmation.candidate.label} was best at {_interval(confirmation)}{_prompts(confirmation)}{least}"
-        f"{_economy(confirmation.metrics)}"
+        f"{confirmation.candidate.label} was best{within} at {_interval(confirmation)}{_prompts(confirmation)}{least}"
+        f"{_economy(confirmation.metrics)}{faster}"
     )
 
 
@@ -224,11 +233,11 @@ def _unclear(confirmation: Measurement, margin: float, out_of_budget: bool) -> s
     )
 
 
-def _all_broke(found: str, breaks: Sequence[Check], out_of_budget: bool) -> tuple[Status, str]:
-    reason = f"{found}, but {_listed(breaks)}"
+def _after_broken(confirmed: int, out_of_budget: bool) -> tuple[str, Status]:
+    """How the reason ends where all that were ``confirmed`` broke a limit, and what that makes of the cell."""
     if out_of_budget:
-        return "undecided", f"{reason}; the budget ended before one within the limits was found"
-    return "off", reason
+        return "; the budget ended before one within the limits was found", "undecided"
+    return (f"; none of the {confirmed} that were confirmed keeps to the limits" if confirmed > 1 else ""), "off"
 
 
 def _faster(kept: Measurement, others: Sequence[Measurement], constraints: Constraints) -> str:
@@ -243,12 +252,12 @@ def _faster(kept: Measurement, others: Sequence[Measurement], constraints: Const
     best = max((m for m in ahead if broken(m.metrics, constraints)), key=lambda m: m.metrics.speedup, default=None)
     if best is None:
         return ""
-    breaks = _listed(broken(best.metrics, constraints))
+    breaks = _listed(broken(best.metrics, constraints), {})
     return f"; {best.candidate.label} is faster at {_times(best.metrics.speedup)}, but {breaks}"
 
 
-def _listed(breaks: Sequence[Check]) -> str:
-    return " and ".join(check.said for check in breaks)
+def _listed(breaks: Sequence[Check], plain: Mapping[str, float | None]) -> str:
+    return " and ".join(check.said(plain.get(check.name)) for check in breaks)
 
 
 def _from_search(best: Measurement, out_of_budget: bool) -> tuple[Status, str]:

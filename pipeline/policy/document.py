@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from pipeline.records.decision import Decision
 from pipeline.records.failure import InputError
+from pipeline.records.settings import NO_LIMITS, Constraints
 from pipeline.records.strict import STRICT
 from pipeline.records.target import Draft
 from pipeline.tracking.atomic import write_atomically
@@ -27,7 +28,10 @@ _EVERY_DRAFT_HAS = ("name", "method", "source", "revision")
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """``created`` is ISO 8601; ``fingerprint`` changes when any decision or the program that made it does."""
+    """``created`` is ISO 8601; ``fingerprint`` changes when any decision or the program that made it does.
+
+    ``margin`` and ``constraints`` are what the decisions were judged by; margin None: an older file does not say.
+    """
 
     __pydantic_config__: ClassVar[Mapping[str, str]] = STRICT
 
@@ -36,6 +40,8 @@ class Policy:
     created: str
     fingerprint: str
     decisions: tuple[Decision, ...]
+    margin: float | None = None
+    constraints: Constraints = NO_LIMITS
 
 
 _POLICY = TypeAdapter(Policy)
@@ -54,13 +60,23 @@ def fingerprint(decisions: Sequence[Decision], versions: Mapping[str, str] | Non
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def write_policy(path: Path, sweep: str, fingerprint: str, decisions: Sequence[Decision], created: str) -> None:
+def write_policy(
+    path: Path,
+    sweep: str,
+    fingerprint: str,
+    decisions: Sequence[Decision],
+    created: str,
+    margin: float,
+    constraints: Constraints,
+) -> None:
     """Replace ``path`` whole. Raises OSError when the disk does not take it."""
     document = {
         "schema_version": SCHEMA_VERSION,
         "sweep": sweep,
         "created": created,
         "fingerprint": fingerprint,
+        "margin": margin,
+        "constraints": asdict(constraints),
         "decisions": [_decision(decision) for decision in decisions],
     }
     write_atomically(path, (json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())

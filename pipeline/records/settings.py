@@ -134,7 +134,7 @@ class PolicySettings:
 class Constraints:
     """Limits that a candidate must keep to, each named as the metric that it bounds; None is no limit.
 
-    Times are the greatest allowed, ms. ``throughput_ratio`` is the least output_tokens_per_s over the baseline's.
+    Times are the greatest allowed, ms; ``speedup_e2e`` is the least, the ratio of throughputs with prompts included.
     """
 
     __pydantic_config__: ClassVar[Mapping[str, str]] = STRICT
@@ -145,7 +145,7 @@ class Constraints:
     gap_ms_p99: float | None = None
     ttft_ms_p95: float | None = None
     ttft_ms_p99: float | None = None
-    throughput_ratio: float | None = None
+    speedup_e2e: float | None = None
 
 
 NO_LIMITS = Constraints()

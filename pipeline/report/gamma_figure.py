@@ -63,16 +63,29 @@ def _points(draft: str, measured: Sequence[Measurement], colour: str) -> go.Scat
         x=[m.candidate.gamma for m in measured],
         y=[m.metrics.speedup for m in measured],
         error_y=bounds([m.metrics for m in measured]),
-        text=[candidate_name(m) for m in measured],
+        text=[_said(m) for m in measured],
         hovertemplate="%{text}: %{y:.2f}×",
         name=f"{draft}, measured",
         mode="markers",
         marker={
             "color": colour,
             "size": 10,
-            "symbol": ["star" if m.kind == "confirmation" else "circle" for m in measured],
+            "symbol": [_symbol(m) for m in measured],
         },
     )
+
+
+def _symbol(measurement: Measurement) -> str:
+    """What was raced out is of fewer prompts."""
+    if measurement.metrics.raced_out:
+        return "x-open"
+    return "star" if measurement.kind == "confirmation" else "circle"
+
+
+def _said(measurement: Measurement) -> str:
+    metrics = measurement.metrics
+    dropped = ", surely behind and not measured to its end" if metrics.raced_out else ""
+    return f"{candidate_name(measurement)}, {metrics.units} prompts, at {100 * metrics.interval_level:.4g} %{dropped}"
 
 
 def _percent(error: float | None) -> str:

@@ -115,7 +115,7 @@ class Guided:
         tried = [c for c in scores if c not in self._forecasts]
         best = self._best(scores)
         before, self._best_before = self._best_before, best
-        stalled = best is not None and before is not None and best - before < IMPROVED
+        stalled = best is not None and before is not None and 0 <= best - before < IMPROVED  # one may break a limit
         if not candidates or (len(tried) > count and stalled):
             return ()
         return self._tpe.propose(candidates, scores, count, self._excesses)

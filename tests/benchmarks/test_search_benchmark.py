@@ -124,9 +124,10 @@ class Told:
         return self._rounds.pop(0) if self._rounds else ()
 
 
-def test_only_a_forecast_that_stands_alone_to_the_end_needs_no_search(make_measurement) -> None:
+def test_a_forecast_that_stands_alone_is_known_whatever_follows(make_measurement) -> None:
     one, two = (Candidate(draft=Ngram(name="ngram"), gamma=gamma) for gamma in (1, 2))
     measured = {c: make_measurement(str(c.gamma), candidate=c) for c in (one, two)}
     assert guided(Told((one,)), measured, 4) == ([one], True)
-    assert guided(Told((one,), (two,)), measured, 4) == ([one, two], False)
+    assert guided(Told((one,), (two,)), measured, 4) == ([one, two], True)
     assert guided(Told((two, one)), measured, 4) == ([two, one], False)
+    assert guided(Told((two, one), ()), measured, 4) == ([two, one], False)

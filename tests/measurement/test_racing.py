@@ -114,16 +114,5 @@ def test_a_search_under_limits_drops_nothing(make_task, measure) -> None:
     assert {m.metrics.units for m in measure(task, machine).measurements} == {20}
 
 
-def test_what_lost_a_race_to_one_that_broke_a_limit_is_taken_up_again(make_task, measure) -> None:
-    candidates = (Candidate(draft=NGRAM, gamma=4), Candidate(draft=SMALL, gamma=4))
-    machine = Machine(by_draft={"alpha.ngram": 0.9, "alpha.small": 0.05, "draft_ms.small": 4.0})
-    found = measure(make_task(candidates=candidates, prompt_count=24), machine).measurements
-    good, bad = sorted(found, key=lambda m: -m.metrics.speedup)
-    assert bad.metrics.raced_out
-    assert choose(found, {good.candidate}) == bad
-    assert choose([bad]) is None
-    assert choose(found, {good.candidate, bad.candidate}) is None
-
-
 def test_pairs_with_too_little_in_common_say_nothing() -> None:
     assert paired(sample([1.0]), sample([1.0]), 1) is None

@@ -255,9 +255,9 @@ def test_a_gain_that_breaks_a_limit_is_off_and_says_which_by_how_much(confirmed)
 
 
 def test_every_broken_limit_is_named(confirmed) -> None:
-    slow = confirmed(1.31, 1.53, tpot_ms_p99=61.0, output_tokens_per_s=11.0, baseline_output_tokens_per_s=10.0)
-    decision = judged(slow, limits=Constraints(tpot_ms_p99=50.0, throughput_ratio=1.25))
-    assert decision.reason.endswith("but tpot_ms_p99 61 is above 50 and throughput_ratio 1.1 is below 1.25")
+    slow = confirmed(1.31, 1.53, tpot_ms_p99=61.0, speedup_e2e=1.1)
+    decision = judged(slow, limits=Constraints(tpot_ms_p99=50.0, speedup_e2e=1.25))
+    assert decision.reason.endswith("but tpot_ms_p99 61 is above 50 and speedup_e2e 1.1 is below 1.25")
 
 
 @pytest.mark.parametrize("tpot", [50.0, 12.0, None])
@@ -287,12 +287,13 @@ def test_a_loss_is_off_for_its_speed_whatever_limit_it_breaks(confirmed) -> None
     assert "tpot_ms_p99" not in decision.reason
 
 
-def test_a_search_in_which_all_broke_a_limit_is_off_and_names_the_best(searched) -> None:
+def test_a_search_in_which_all_broke_a_limit_decides_nothing_and_names_the_best(searched) -> None:
     slow, fast = searched(NGRAM, 2, 1.2, tpot_ms_p99=70.0), searched(MODEL, 8, 1.5, tpot_ms_p99=61.0)
     decision = judged(None, [slow, fast])
-    assert (decision.status, decision.draft, decision.measurement) == ("off", MODEL, None)
+    assert (decision.status, decision.draft, decision.measurement) == ("undecided", MODEL, None)
     assert decision.reason == (
-        "small γ8 was best at 1.50× (1.42–1.58, 95 %) in the search, but tpot_ms_p99 61 is above 50"
+        "small γ8 was best at 1.50× (1.42–1.58, 95 %) in the search, but tpot_ms_p99 61 is above 50; "
+        "no confirmation was made"
     )
 
 

@@ -15,6 +15,7 @@ from pipeline.policy.document import fingerprint, read_policy, write_policy
 from pipeline.records.cell import CellKey
 from pipeline.records.decision import Decision
 from pipeline.records.failure import InputError
+from pipeline.records.settings import Constraints
 from pipeline.records.target import Draft, DraftModel, Ngram
 
 CELL = CellKey(target="smollm2", workload="chat", sampling="greedy", concurrency=1, accelerator="cpu")
@@ -46,15 +47,22 @@ FAILED = replace(
 )
 
 
+LIMITS = Constraints(tpot_ms_p99=50.0)
+
+
 def write(path, decisions) -> dict:
-    write_policy(path, "demo-0000000000", fingerprint(decisions), decisions, "2026-01-01T00:00:00+00:00")
+    created = "2026-01-01T00:00:00+00:00"
+    write_policy(path, "demo-0000000000", fingerprint(decisions), decisions, created, 0.03, LIMITS)
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def test_the_document_has_exactly_the_declared_fields(tmp_path) -> None:
     document = write(tmp_path / "policy.json", [ON, FAILED])
-    assert list(document) == ["schema_version", "sweep", "created", "fingerprint", "decisions"]
+    assert list(document) == ["schema_version", "sweep", "created", "fingerprint", "margin", "constraints", "decisions"]
     assert document["schema_version"] == 1
+    assert (document["margin"], document["constraints"]["tpot_ms_p99"]) == (0.03, 50.0)
+    policy = read_policy(tmp_path / "policy.json")
+    assert (policy.margin, policy.constraints) == (0.03, LIMITS)
     assert list(document["decisions"][0]) == [
         "cell",
         "status",

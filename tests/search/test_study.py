@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 from pathlib import Path
 
@@ -148,13 +149,13 @@ def test_tpe_finds_the_best_of_many_candidates_without_trying_all():
 
 
 def test_a_trial_carries_how_far_it_lies_beyond_each_limit_that_is_set(storage, make_measurement):
-    cell = study(storage, constraints=Constraints(tpot_ms_p99=50.0, gap_ms_p99=80.0, throughput_ratio=1.2))
-    figures = {"tpot_ms_p99": 60.0, "gap_ms_p99": 60.0, "ttft_ms_p99": 9e9, "output_tokens_per_s": 15.0}
+    cell = study(storage, constraints=Constraints(tpot_ms_p99=50.0, gap_ms_p99=80.0, speedup_e2e=1.2))
+    figures = {"tpot_ms_p99": 60.0, "gap_ms_p99": 60.0, "ttft_ms_p99": 9e9, "speedup_e2e": 1.5}
     first, second = cell.ask()[:2]
-    cell.tell(make_measurement(candidate=first, speedup=1.5, baseline_output_tokens_per_s=10.0, **figures))
-    cell.tell(make_measurement(candidate=second, speedup=1.1, tpot_ms_p99=40.0))
+    cell.tell(make_measurement(candidate=first, speedup=1.5, **figures))
+    cell.tell(make_measurement(candidate=second, speedup=1.1, tpot_ms_p99=40.0, speedup_e2e=math.nan))
     kept = {trial.value: trial.constraints for trial in stored(storage)}
-    assert kept[1.5] == pytest.approx({"tpot_ms_p99": 0.2, "gap_ms_p99": -0.25, "throughput_ratio": -0.25})
+    assert kept[1.5] == pytest.approx({"tpot_ms_p99": 0.2, "gap_ms_p99": -0.25, "speedup_e2e": -0.25})
     assert kept[1.1] == pytest.approx({"tpot_ms_p99": -0.2}), "what is undefined is held to no limit"
     assert optuna.load_study(study_name="sweep/cell", storage=storage).best_value == 1.1
 

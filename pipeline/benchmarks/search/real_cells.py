@@ -145,8 +145,9 @@ class _Cell:
             for m in result.measurements:
                 measured[m.candidate] = m
                 rounds[m.candidate] = (_wall_s(m), sum(b.trace.wall_s for b in result.baseline.trace_blocks))
-        tried, fast = guided(Guided(self._space, self._settings.search.seed, forecast.forecasts), measured, size)
-        ranked = [] if fast else tried
+        tried, alone = guided(Guided(self._space, self._settings.search.seed, forecast.forecasts), measured, size)
+        ranked = [] if alone and len(tried) == 1 else tried
+        wasted = 1 if alone and ranked else 0  # looks at the first one, at most
         ours, theirs = (choose([measured[c] for c in some]) for some in (tried, list(measured)))
         assert ours is not None
         assert theirs is not None
@@ -164,7 +165,7 @@ class _Cell:
             guided=ours.candidate,
             grid=theirs.candidate,
             fresh={m.candidate: m.metrics.speedup for m in again.measurements},
-            guided_s=forecast_s + _seconds(ranked, rounds, size) + confirm_s,
+            guided_s=forecast_s + _seconds(ranked, rounds, size) + (1 + wasted) * confirm_s,
             grid_s=_seconds(list(measured), rounds, size) + confirm_s,
             guided_measured=len(ranked),
         )
@@ -195,15 +196,15 @@ class _Cell:
 def guided(search: Strategy, measured: Mapping[Candidate, Measurement], size: int) -> tuple[list[Candidate], bool]:
     """The candidates that ``search`` would have measured, given what they turned out to be, in rounds of ``size``.
 
-    And whether the first stood alone, so that a course confirms it without a search (``Course``), and no other was
-    expected to beat what it turned out to be.
+    And whether the first stood alone: a course then confirms it at once (``Course``), and searches only where another
+    is expected to beat what it turned out to be.
     """
     scores: dict[Candidate, float] = {}
-    rounds = 0
+    alone = False
     while chosen := search.propose([c for c in measured if c not in scores], scores, size):
+        alone = alone or (not scores and len(chosen) == 1)
         scores |= {c: measured[c].metrics.speedup for c in chosen}
-        rounds += 1
-    return list(scores), rounds == len(scores) == 1
+    return list(scores), alone
 
 
 def _wall_s(measurement: Measurement) -> float:

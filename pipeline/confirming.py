@@ -15,8 +15,6 @@ from pipeline.records.target import Candidate
 
 FIRST_SPENDS, LATER_SPEND = 0.04, 0.01
 SURE_AFTER = 40
-MOST_UNFIT = 3
-"""So many candidates that are confirmed to break a limit end a cell: the levels of more would turn nothing on."""
 
 
 def look_level(earlier: int) -> float:

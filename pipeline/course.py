@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from pipeline.confirming import MOST_UNFIT, BaselineShelf, Confirming
-from pipeline.measurement.constraints import of_plain_decoding, unfit
+from pipeline.confirming import BaselineShelf, Confirming
+from pipeline.measurement.constraints import MOST_UNFIT, of_plain_decoding, unfit
 from pipeline.measurement.identity import measurement_id
 from pipeline.measurement.protocol import LOOKS, Allotment, Span, allot
 from pipeline.measurement.round import as_failure

@@ -13,6 +13,8 @@ from pipeline.records.target import Candidate
 
 THROUGHPUT_RATIO = "speedup_e2e"
 """The one limit that bounds from below."""
+MOST_UNFIT = 3
+"""So many candidates that are confirmed to break a limit end a cell: the levels of more would turn nothing on."""
 
 
 @dataclass(frozen=True, kw_only=True)

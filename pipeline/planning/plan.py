@@ -10,13 +10,14 @@ from statistics import fmean
 from pipeline.cells import cells_of
 from pipeline.engines import roofline
 from pipeline.engines.devices import DEVICES, Device
-from pipeline.measurement.protocol import LOOKS, allot
+from pipeline.measurement.constraints import MOST_UNFIT
+from pipeline.measurement.protocol import allot
 from pipeline.planning.rounds import Costing, expected_rounds
 from pipeline.planning.speeds import Scene
 from pipeline.records.cell import Cell, Workload
 from pipeline.records.failure import InputError
 from pipeline.records.plan import Plan, PlannedCell
-from pipeline.records.settings import SweepSettings, TargetChoice
+from pipeline.records.settings import NO_LIMITS, SweepSettings, TargetChoice
 from pipeline.records.shape import ModelShape
 from pipeline.records.target import Candidate, DraftModel
 from pipeline.workloads.load import load_prompts
@@ -124,7 +125,14 @@ def _cell(settings: SweepSettings, device: Device, cell: Cell, choice: TargetCho
         prompt_tokens=prompts.tokens,
         tau0_ms=scene.tau0_ms,
         candidates=planned,
-        rounds=costing.rounds(expected_rounds(settings.search, planned, a_a=settings.protocol.a_a, looks=LOOKS)),
+        rounds=costing.rounds(
+            expected_rounds(
+                settings.search,
+                planned,
+                a_a=settings.protocol.a_a,
+                confirmations=1 if settings.constraints == NO_LIMITS else MOST_UNFIT,
+            )
+        ),
     )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from math import ceil
 
 from pipeline.engines import roofline
-from pipeline.measurement.protocol import Allotment
+from pipeline.measurement.protocol import LOOKS, Allotment
 from pipeline.measurement.round import WARMUP_PROMPT_TOKENS
 from pipeline.planning.speeds import Scene
 from pipeline.records.measurement import RoundKind
@@ -27,9 +28,9 @@ Expected = tuple[RoundKind, tuple[Candidate, ...]]
 
 
 def expected_rounds(
-    search: SearchSettings, planned: Sequence[PlannedCandidate], *, a_a: bool, looks: int
+    search: SearchSettings, planned: Sequence[PlannedCandidate], *, a_a: bool, confirmations: int
 ) -> list[Expected]:
-    """The rounds of one cell: a search's, the A/A round where asked, and every look of the confirmation.
+    """The rounds of one cell: a search's, the A/A round where asked, and every look of ``confirmations``.
 
     The most that is expected: an early look may decide, and candidates may fail. ``planned`` in the order of the search
     space.
@@ -38,7 +39,7 @@ def expected_rounds(
     rounds = list(_SEARCHES[search.strategy](search, planned))
     if a_a:
         rounds.append(("aa", (Candidate(draft=None, gamma=0),)))
-    return [*rounds, *[("confirmation_look", (best,)) for _ in range(looks)]]
+    return [*rounds, *[("confirmation_look", (best,)) for _ in range(LOOKS * confirmations)]]
 
 
 def _guided(search: SearchSettings, planned: Sequence[PlannedCandidate]) -> Iterator[Expected]:
@@ -80,7 +81,7 @@ class Costing:
     output_tokens: int
 
     def rounds(self, expected: Sequence[Expected]) -> tuple[PlannedRound, ...]:
-        looks = iter(self.allotment.looks)
+        looks = cycle(self.allotment.looks)
         made = []
         for kind, candidates in expected:
             span = next(looks) if kind == "confirmation_look" else self.allotment.search

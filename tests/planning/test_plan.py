@@ -50,6 +50,8 @@ def test_rounds_are_those_of_the_strategy():
     tpe = plan(*QWEN, "search.strategy=tpe", "search.max_candidates=6")
     assert kinds(tpe) == [("search", 4), ("search", 2), *looks]
     assert tpe.cells[0].measurements == 9
+    limited = kinds(plan(*QWEN, "constraints.tpot_ms_p99=20"))
+    assert limited == [("forecast", 27), ("search", 4), ("search", 4), *looks * 3], "a confirmed candidate may break it"
     assert plan(*QWEN, "search.strategy=grid").cells[0].seconds > 1.5 * plan(*QWEN).cells[0].seconds
 
 

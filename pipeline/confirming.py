@@ -22,7 +22,9 @@ def look_level(earlier: int) -> float:
 
     Any look may turn a cell on, so that all share one allowance (Bonferroni): the first attempt errs in at most 4 % of
     cells, those after it in ½ %, ¼ % and so on, together in less than 5 %. A level this near to 1 turns nothing on, so
-    that it may as well stay there after ``SURE_AFTER`` of them, where a float can still tell it from 1.
+    that it may as well stay there after ``SURE_AFTER`` of them, where a float can still tell it from 1. What it leaves
+    out: after a candidate that was confirmed without a search, how it did moves its draft's forecasts, and so has a say
+    in who is searched next and confirmed on the same prompts.
     """
     spent = LATER_SPEND / 2 ** min(earlier, SURE_AFTER) if earlier else FIRST_SPENDS
     return 1 - spent / LOOKS

@@ -61,7 +61,7 @@ class Confirming:
         self.last: Candidate | None = None
         self._looks: list[Measurement] = []
         self._complete: dict[Candidate, Measurement] = {}
-        self._failed: set[Candidate] = set()
+        self.failed: set[Candidate] = set()
 
     @property
     def candidate(self) -> Candidate | None:
@@ -86,7 +86,7 @@ class Confirming:
     def confirmations(self) -> tuple[Measurement, ...]:
         """The latest confirmation of each candidate that an earlier attempt completed, and the one under way."""
         current = {} if self.current is None else {self.current.candidate: self.current}
-        return tuple(m for m in (self._complete | current).values() if m.candidate not in self._failed)
+        return tuple(m for m in (self._complete | current).values() if m.candidate not in self.failed)
 
     @property
     def any_complete(self) -> bool:
@@ -94,9 +94,9 @@ class Confirming:
         return bool(self._complete)
 
     @property
-    def unfit(self) -> tuple[Measurement, ...]:
-        """Earlier attempts that were complete, but broke a limit."""
-        return tuple(m for m in self._complete.values() if self._broke(m))
+    def unfit(self) -> frozenset[Candidate]:
+        """Candidates of earlier attempts that were complete, but broke a limit."""
+        return frozenset(m.candidate for m in self._complete.values() if self._broke(m))
 
     @property
     def fit(self) -> frozenset[Candidate]:
@@ -132,14 +132,14 @@ class Confirming:
 
     def begin_again(self, attempt: int | None = None) -> None:
         """After a look, start another attempt. One that was complete still says what it said."""
-        if self.current is not None and self.is_complete and self.current.candidate not in self._failed:
+        if self.current is not None and self.is_complete and self.current.candidate not in self.failed:
             self._complete[self.current.candidate] = self.current
         self.attempt = self.attempt + 1 if attempt is None else attempt
         self._looks, self.current = [], None
 
     def forget(self, candidate: Candidate) -> None:
         """``candidate`` failed, then or later: nothing that was said of it counts any longer."""
-        self._failed.add(candidate)
+        self.failed.add(candidate)
         self._complete.pop(candidate, None)
         if self.candidate == candidate:
             self.begin_again()

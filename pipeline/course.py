@@ -190,7 +190,7 @@ class Course:
         """
         searched = tuple(self._searched.values())
         seen_to_break = unfit(searched, self._settings.constraints) - self._confirming.fit
-        surely = {m.candidate for m in self._confirming.unfit}
+        surely = self._confirming.unfit
         best = choose(searched, seen_to_break | surely) or choose(searched, surely)
         return self._only if best is None else best.candidate
 
@@ -199,8 +199,7 @@ class Course:
 
         The search then goes on without it.
         """
-        candidate = self._confirming.candidate
-        if candidate in self._unusable:
+        if self._confirming.candidate in self._confirming.failed:
             self._confirming.begin_again()
         elif self._confirming.current is not None and self._confirming.broke_a_limit:
             broke = self._confirming.current
@@ -209,10 +208,6 @@ class Course:
             self._study.tell(broke, score)
             self._confirming.begin_again()
             self._search_over, self._only = False, None
-
-    @property
-    def _unusable(self) -> set[Candidate]:
-        return {failure.candidate for failure in self._failures if failure.candidate is not None}
 
     def _resume(self) -> None:
         key = self.cell.key
@@ -229,8 +224,7 @@ class Course:
             self._enter(measurement)
         self._settle()
         alone = self._confirming.last
-        surely = {m.candidate for m in self._confirming.unfit}
-        if not self._searched and alone is not None and alone not in self._unusable | surely:
+        if not self._searched and alone is not None and alone not in self._confirming.failed | self._confirming.unfit:
             self._search_over, self._only = True, alone  # confirmed without a search
         self.next_task()  # decides, if everything needed is in the store
 
@@ -241,7 +235,7 @@ class Course:
 
     def _enter(self, measurement: Measurement) -> None:
         candidate = measurement.candidate
-        if measurement.kind == "search" and candidate not in self._unusable:
+        if measurement.kind == "search" and candidate not in self._confirming.failed:
             self._searched[candidate] = measurement
             self._study.tell(measurement, fair_speedup(measurement, tuple(self._searched.values())))
         elif measurement.kind == "aa":
@@ -250,7 +244,7 @@ class Course:
             if measurement.replicate // LOOKS > self._confirming.attempt:
                 self._settle()
             pooled = self._confirming.enter(measurement)
-            if pooled is not None and not self._searched and candidate not in self._unusable:
+            if pooled is not None and not self._searched and candidate not in self._confirming.failed:
                 self._study.tell(pooled)  # it is all that the study knows of this candidate
 
     def _baselines(self) -> list[Baseline]:

@@ -98,6 +98,12 @@ class Driver:
         looks = [task for task in self.tasks if task.kind == "confirmation_look"]
         return [(task.candidates[0].draft.name, task.level) for task in looks]  # type: ignore[union-attr]
 
+    def taken_up_after(self, done: int) -> Driver:
+        """Another driver, once this one has made ``done`` calls, or all there are."""
+        while len(self.tasks) < done and self.step():
+            pass
+        return self.again()
+
     def run(self) -> Decision:
         while self.step():
             assert len(self.tasks) < 30

@@ -57,9 +57,9 @@ def test_limits_judge_a_complete_attempt_and_no_unfinished_one(told) -> None:
         judged.append((made.is_complete, made.broke_a_limit))
     assert judged == [(False, False), (False, False), (True, True)]
     candidate = told[1][0].candidate
-    assert (made.fit, made.unfit) == (frozenset(), ())
+    assert (made.fit, made.unfit) == (frozenset(), frozenset())
     made.begin_again()
-    assert [m.candidate for m in made.unfit] == [candidate]
+    assert made.unfit == {candidate}
     assert made.settles(candidate)
 
 
@@ -70,7 +70,7 @@ def test_what_is_confirmed_to_keep_to_the_limits_is_fit(told) -> None:
     assert kept.fit == {told[1][0].candidate}
     assert not kept.broke_a_limit
     kept.begin_again()
-    assert (kept.fit, kept.unfit) == ({told[1][0].candidate}, ())
+    assert (kept.fit, kept.unfit) == ({told[1][0].candidate}, frozenset())
 
 
 def test_one_within_the_limits_is_better_evidence_than_a_faster_one_beyond(told) -> None:
@@ -86,7 +86,7 @@ def test_one_within_the_limits_is_better_evidence_than_a_faster_one_beyond(told)
             made.current, metrics=replace(made.current.metrics, gap_ms_p95=gap_ms, speedup=speedup, speedup_low=1.2)
         )
         made.begin_again()
-    assert (made.fit, [m.candidate for m in made.unfit]) == ({slower}, [x])
+    assert (made.fit, made.unfit) == ({slower}, {x})
     assert made.best is not None
     assert made.best.candidate == slower
     made.forget(slower)

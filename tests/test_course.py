@@ -52,9 +52,7 @@ def test_a_course_taken_up_anywhere_ends_as_it_would_have(done: int) -> None:
     whole = Driver(cell_of(**ABOUT_1_04, **FAST), {"x": 3.5, "y": 2.3})
     expected = whole.run()
     first = Driver(cell_of(**ABOUT_1_04, **FAST), {"x": 3.5, "y": 2.3})
-    while len(first.tasks) < done and first.step():
-        pass
-    again = Driver(first.cell, first.forecasts, first.shelf)
+    again = first.taken_up_after(done)
     decision = again.run()
     assert (decision.status, decision.draft) == (expected.status, expected.draft)
     assert len(first.tasks) + len(again.tasks) <= len(whole.tasks) + 1
@@ -178,9 +176,7 @@ def test_a_course_that_moves_to_another_device_is_taken_up_where_it_was(done: in
     expected = whole.run()
     assert len(whole.levels()) > LOOKS
     first = Moving(cell_of(**UNSURE), {"x": 3.0})
-    while len(first.tasks) < done and first.step():
-        pass
-    again = first.again()
+    again = first.taken_up_after(done)
     decision = again.run()
     assert (decision.status, decision.draft) == (expected.status, expected.draft)
     assert first.rounds() + again.rounds() == whole.rounds()

@@ -131,9 +131,7 @@ def test_a_course_under_limits_taken_up_anywhere_ends_as_it_would_have(
     whole = kind(cell_of(**BURSTY), told, limits=limits)
     expected = whole.run()
     first = kind(cell_of(**BURSTY), told, limits=limits)
-    while len(first.tasks) < done and first.step():
-        pass
-    again = first.again()
+    again = first.taken_up_after(done)
     decision = again.run()
     assert (decision.status, decision.draft) == (expected.status, expected.draft)
     assert first.rounds() + again.rounds() == whole.rounds()

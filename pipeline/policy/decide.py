@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 from pipeline.measurement.constraints import Check, broken, unfit
+from pipeline.measurement.protocol import LOOKS
 from pipeline.measurement.statistics import decisive, log_ratio
 from pipeline.measurement.student import t_quantile
 from pipeline.policy.explain import sentence
@@ -138,6 +139,11 @@ def decide(
     """
     decided = None if confirmation is None else verdict(confirmation, margin)
     breaks = () if confirmation is None else broken(confirmation.metrics, constraints)
+    cut_short = out_of_budget and constraints != NO_LIMITS
+    if confirmation is not None and decided == "on" and not breaks and cut_short and len(confirmation.parts) < LOOKS:
+        reason = f"{confirmation.candidate.label}: {_interval(confirmation)}{_prompts(confirmation)}; the budget ended "
+        reason += "before the rest, over all of which limits are judged"
+        return _decision(cell, "undecided", confirmation, reason, confirmation.id)
     if confirmation is not None and decided is not None and (decided == "off" or not breaks):
         reason = _confirmed(confirmation, decided, margin, _faster(confirmation, (*others, *search), constraints))
         return _decision(cell, decided, confirmation, reason, confirmation.id)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pipeline.measurement.statistics import log_ratio
 from pipeline.policy.decide import choose, decide, verdict
 from pipeline.records.failure import Failure
-from pipeline.records.settings import Constraints
+from pipeline.records.settings import NO_LIMITS, Constraints
 from pipeline.records.target import Candidate, DraftModel, EarlyExit, Ngram
 
 NGRAM, MODEL, EXIT = Ngram(name="ngram"), DraftModel(name="small", source="org/small"), EarlyExit(name="exit", layers=4)
@@ -271,6 +271,13 @@ def test_a_broken_limit_with_others_left_to_try_is_undecided_when_the_budget_end
     assert (decision.status, decision.speculate) == ("undecided", False)
     assert "tpot_ms_p99 61 is above 50; the budget ended before" in decision.reason
     assert judged(None, [searched(NGRAM, 2, 1.4, tpot_ms_p99=61.0)], out_of_budget=True).status == "undecided"
+
+
+@pytest.mark.parametrize(("looks", "status"), [(("l1", "l2"), "undecided"), (("l1", "l2", "l3"), "on")])
+def test_limits_are_not_judged_on_a_confirmation_that_the_budget_cut_short(confirmed, looks, status) -> None:
+    gain = confirmed(1.31, 1.53, tpot_ms_p99=40.0, parts=looks)
+    assert judged(gain, out_of_budget=True).status == status
+    assert judged(gain, out_of_budget=True, limits=NO_LIMITS).status == "on"
 
 
 def test_a_candidate_that_cannot_be_used_is_off_though_its_gain_is_unclear(confirmed) -> None:

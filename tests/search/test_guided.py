@@ -168,6 +168,23 @@ def test_candidates_without_a_forecast_are_all_tried_while_all_break_a_limit() -
     assert len(scores) == len(space.candidates)
 
 
+def test_a_best_that_turns_out_to_break_a_limit_does_not_end_a_search_without_forecasts() -> None:
+    """Its rivals then look like no gain upon it, which they need not be."""
+    space = space_of()
+    search = Guided(space, 0, ())
+    scores: dict[Candidate, float] = {}
+    for _ in range(2):
+        chosen = search.propose([c for c in space.candidates if c not in scores], scores, 4)
+        scores |= {c: 1.0 + 0.2 * len(scores) + 0.05 * i for i, c in enumerate(chosen)}
+    fastest = max(scores, key=lambda c: scores[c])
+    left = [c for c in space.candidates if c not in scores]
+    third = search.propose(left, scores, 4)
+    assert third
+    scores |= dict.fromkeys(third, 1.0)
+    left = [c for c in left if c not in third]
+    assert search.propose(left, scores, 4, {fastest: BROKE})
+
+
 def test_in_a_large_space_tpe_does_not_measure_itself_by_what_broke_a_limit() -> None:
     space = space_of(gammas=12)
     search = guided(space, {("ngram", 3): 1.30}, rest=0.97)

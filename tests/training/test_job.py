@@ -146,14 +146,15 @@ def test_other_settings_do_not_mix_with_what_was_collected(tmp_path: Path) -> No
 
 def test_learning_anew_takes_what_is_collected(tmp_path: Path) -> None:
     settings = tiny_settings(tmp_path)
-    before = train_head(settings, Lines(), lambda: False).report
-    made = [path.stat().st_mtime_ns for path in (tmp_path / "runs/heads/tiny/work/lessons").iterdir()]
+    first = train_head(settings, Lines(), lambda: False)
+    lessons = first.folder / "work" / "lessons"
+    made = [path.stat().st_mtime_ns for path in lessons.iterdir()]
     slower = dataclasses.replace(settings.fit, learning_rate=1e-4)
     after = train_head(dataclasses.replace(settings, fit=slower), Lines(), lambda: False).report
-    assert [path.stat().st_mtime_ns for path in (tmp_path / "runs/heads/tiny/work/lessons").iterdir()] == made
-    assert before is not None
+    assert [path.stat().st_mtime_ns for path in lessons.iterdir()] == made
+    assert first.report is not None
     assert after is not None
-    assert before.identity != after.identity
+    assert first.report.identity != after.identity
 
 
 def test_what_the_report_counts_as_agreement_is_what_the_engine_accepts(tmp_path: Path) -> None:

@@ -50,7 +50,6 @@ class RealCell:
     """One cell measured whole: what was forecast, what each candidate did, and both searches' winners measured anew.
 
     ``fresh`` are the true contenders' speedups on prompts that no search has seen; seconds are of the wall.
-    ``guided_measured``: candidates of search rounds, 0 where one forecast stood alone and was confirmed at once.
     """
 
     label: str
@@ -61,7 +60,6 @@ class RealCell:
     fresh: Mapping[Candidate, float]
     guided_s: float
     grid_s: float
-    guided_measured: int
 
     @property
     def errors(self) -> list[tuple[float, float]]:
@@ -147,7 +145,7 @@ class _Cell:
                 rounds[m.candidate] = (_wall_s(m), sum(b.trace.wall_s for b in result.baseline.trace_blocks))
         tried, alone = guided(Guided(self._space, self._settings.search.seed, forecast.forecasts), measured, size)
         ranked = [] if alone and len(tried) == 1 else tried
-        wasted = 1 if alone and ranked else 0  # looks at the first one, at most
+        wasted = 1 if alone and ranked else 0  # the first one's whole confirmation, at most
         ours, theirs = (choose([measured[c] for c in some]) for some in (tried, list(measured)))
         assert ours is not None
         assert theirs is not None
@@ -167,7 +165,6 @@ class _Cell:
             fresh={m.candidate: m.metrics.speedup for m in again.measurements},
             guided_s=forecast_s + _seconds(ranked, rounds, size) + (1 + wasted) * confirm_s,
             grid_s=_seconds(list(measured), rounds, size) + confirm_s,
-            guided_measured=len(ranked),
         )
 
     def _round(self, kind: RoundKind, candidates: Sequence[Candidate], span: Span) -> RoundResult:

@@ -1,48 +1,60 @@
 """Linear layers of a CPU model with their weights packed for products of few rows.
 
-PyTorch's fp32 product of 1 to 20 rows reads an unpacked weight slowly: a verification of 5 positions costs several
-times one of 1. oneDNN reorders a weight once, at load, for any number of rows.
+PyTorch's fp32 product of a few rows reads an unpacked weight slowly, on some processors always, on others from 4 rows
+on: a verification of 5 positions then costs several times one of 1. oneDNN reorders a weight once, at load, for any
+number of rows.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-PROBED_ROWS = (1, 3, 5, 16)
+PROBED_ROWS = (1, 2, 3, 4, 8, 16)
 """Plain steps, verifications and small batches: what decoding is made of."""
 NOISE = 1.05
 """Two timings of one product differ by as much."""
 CACHE_BYTES = 64 * 2**20
 """More than a processor's caches keep for one process, in most."""
 PROBED_LAYERS = 8
+MEMORY_SHARE = 0.5
+"""Of the memory that is free, what second copies of weights may take."""
 _REPEATS = 5
 
 
 class PackedLinear(nn.Module):
-    """x Wᵀ + b for x [..., in] → [..., out], with W packed by oneDNN. ``linear`` gives its weight up."""
+    """x Wᵀ + b for x [..., in] → [..., out], with W packed by oneDNN from ``fewest`` rows on.
 
-    def __init__(self, linear: nn.Linear) -> None:
+    Products of fewer rows are the layer's own. With none of them, ``linear`` gives its weight up.
+    """
+
+    def __init__(self, linear: nn.Linear, fewest: int = 1) -> None:
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
+        self.fewest = fewest
         self.bias = linear.bias
+        self.weight = linear.weight if fewest > 1 else None
         # A plain attribute: an opaque tensor can be neither a parameter nor moved, saved or counted.
         self._packed = _pack(linear.weight)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.weight is not None and x.numel() < self.fewest * self.in_features:
+            return functional.linear(x, self.weight, self.bias)
         return _packed_product(x, self._packed, self.bias)
 
 
 def pack(model: nn.Module) -> None:
-    """Replace the linear layers of ``model``, on a CPU, whose packed product is the faster one on this machine.
+    """Pack the linear layers of ``model``, on a CPU, for the rows at which that is faster on this machine.
 
-    Which that is depends on the processor and the shape, so it is measured here, once for each shape: it must not be
-    slower for one row, or plain steps would pay for verifications, and faster over ``PROBED_ROWS``. Does nothing where
-    PyTorch was built without oneDNN.
+    Which that is depends on the processor and the shape, so it is measured here, once for each shape. Where a product
+    of few rows is faster unpacked, both weights are kept if memory allows; else a layer is packed only if that is no
+    slower for one row, or plain steps would pay for verifications. Does nothing where PyTorch was built without oneDNN.
     """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return
@@ -54,18 +66,23 @@ def pack(model: nn.Module) -> None:
                 kinds.setdefault(kind, []).append((parent, name, child))
     weights = {c.weight.data_ptr(): c.weight.nbytes for layers in kinds.values() for _, _, c in layers}
     other = torch.zeros(min(CACHE_BYTES, sum(weights.values())) // 4)
+    room = MEMORY_SHARE * _free_bytes()
     with torch.inference_mode():
         for layers in kinds.values():
-            if _gains([linear for _, _, linear in layers[:PROBED_LAYERS]], other):
-                for parent, name, linear in layers:
-                    setattr(parent, name, PackedLinear(linear))
+            twice = sum(linear.weight.nbytes for _, _, linear in layers)
+            fewest = _fewest_rows([linear for _, _, linear in layers[:PROBED_LAYERS]], other, both=twice <= room)
+            if fewest is None:
+                continue
+            room -= twice if fewest > 1 else 0.0
+            for parent, name, linear in layers:
+                setattr(parent, name, PackedLinear(linear, fewest))
 
 
-def _gains(linears: Sequence[nn.Linear], other: Tensor) -> bool:
-    """Whether packed products are no slower for one row, and faster in the sum over ``PROBED_ROWS``.
+def _fewest_rows(linears: Sequence[nn.Linear], other: Tensor, *, both: bool) -> int | None:
+    """From how many rows on packed products are the faster ones; None where they are not.
 
-    Between two timings ``other`` passes through the caches, as the rest of the model does between two steps: a step
-    reads its weights from memory, where a packed one is read faster.
+    Above 1 only where ``both`` weights may be kept. Between two timings ``other`` passes through the caches, as the
+    rest of the model does between two steps: a step reads its weights from memory, where a packed one is read faster.
     """
     first = linears[0]
     try:
@@ -76,8 +93,23 @@ def _gains(linears: Sequence[nn.Linear], other: Tensor) -> bool:
             plain_s.append(_fastest_s(lambda x=x: [linear(x) for linear in linears], other))  # type: ignore[misc]
             packed_s.append(_fastest_s(lambda x=x: [_packed_product(x, w, b) for w, b in packed], other))  # type: ignore[misc]
     except (RuntimeError, AttributeError):  # a dtype or a build that oneDNN does not serve
-        return False
-    return packed_s[0] <= NOISE * plain_s[0] and sum(packed_s) < sum(plain_s)
+        return None
+    return _chosen(plain_s, packed_s, both=both)
+
+
+def _chosen(plain_s: Sequence[float], packed_s: Sequence[float], *, both: bool) -> int | None:
+    """``_fewest_rows`` by the seconds that each product took at each of ``PROBED_ROWS``.
+
+    One copy of the weights is preferred where a second one gains no more than noise.
+    """
+    taken = [sum(plain_s[:i]) + sum(packed_s[i:]) for i in range(len(PROBED_ROWS) + 1)]
+    best = min(range(len(taken)), key=taken.__getitem__)
+    alone = packed_s[0] <= NOISE * plain_s[0] and taken[0] < taken[-1]
+    if alone and (taken[0] <= NOISE * taken[best] or not both):
+        return 1
+    if not both or taken[-1] <= NOISE * taken[best]:
+        return None
+    return PROBED_ROWS[best]
 
 
 def _fastest_s(products: Callable[[], list[Tensor]], other: Tensor) -> float:
@@ -89,6 +121,16 @@ def _fastest_s(products: Callable[[], list[Tensor]], other: Tensor) -> float:
         products()
         seconds.append(time.perf_counter() - start)
     return min(seconds)
+
+
+def _free_bytes() -> int:
+    """Memory that can be had without swapping; 0 where the system does not tell it."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 0
 
 
 def _pack(weight: Tensor) -> Tensor:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from pipeline.engines.decoding import packing
@@ -12,14 +16,29 @@ from pipeline.engines.decoding.packing import PackedLinear, pack
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch was built without oneDNN")
 
 
+@pytest.mark.parametrize("fewest", [1, 4])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(1, 1), (1, 5), (3, 4), (2, 64)])
-def test_a_packed_product_is_the_plain_one(bias, shape):
+@pytest.mark.parametrize("shape", [(1, 1), (1, 5), (3, 1), (3, 4), (2, 64)])
+def test_a_packed_product_is_the_plain_one(fewest, bias, shape):
     torch.manual_seed(0)
     linear = nn.Linear(48, 96, bias=bias)
     x = torch.randn(*shape, 48)
     with torch.inference_mode():
-        torch.testing.assert_close(PackedLinear(linear)(x), linear(x), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(PackedLinear(linear, fewest)(x), linear(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 2), (1, 3), (3, 1), (2, 2), (4, 1), (1, 5), (3, 4)])
+def test_products_of_fewer_rows_than_it_is_packed_for_are_the_layers_own(monkeypatch, shape):
+    done = []
+    monkeypatch.setattr(packing, "_packed_product", lambda x, w, b: done.append(x))
+    packed = PackedLinear(nn.Linear(8, 8), 4)
+    packed(torch.ones(*shape, 8))
+    assert bool(done) == (shape[0] * shape[1] >= 4)
+
+
+def test_a_layer_packed_for_every_product_gives_its_weight_up():
+    assert list(PackedLinear(nn.Linear(8, 8, bias=False)).parameters()) == []
+    assert [p.shape for p in PackedLinear(nn.Linear(8, 8, bias=False), 2).parameters()] == [(8, 8)]
 
 
 def test_a_rows_product_does_not_depend_on_its_neighbours():
@@ -44,7 +63,7 @@ class Tied(nn.Module):
 
 
 def test_every_layer_that_gains_is_replaced_and_a_tied_embedding_keeps_its_table(monkeypatch):
-    monkeypatch.setattr(packing, "_gains", lambda linears, other: True)
+    monkeypatch.setattr(packing, "_fewest_rows", lambda linears, other, *, both: 1)
     model, ids = Tied(), torch.arange(8)[None]
     with torch.inference_mode():
         before = model(ids)
@@ -55,7 +74,9 @@ def test_every_layer_that_gains_is_replaced_and_a_tied_embedding_keeps_its_table
 
 
 def test_a_layer_that_does_not_gain_is_left_alone(monkeypatch):
-    monkeypatch.setattr(packing, "_gains", lambda linears, other: linears[0].in_features != linears[0].out_features)
+    monkeypatch.setattr(
+        packing, "_fewest_rows", lambda linears, other, *, both: None if linears[0].out_features == 16 else 1
+    )
     model = Tied()
     pack(model)
     assert type(model.inner[0]) is nn.Linear
@@ -65,7 +86,7 @@ def test_a_layer_that_does_not_gain_is_left_alone(monkeypatch):
 def test_each_shape_is_measured_once(monkeypatch):
     measured = []
     monkeypatch.setattr(
-        packing, "_gains", lambda linears, other: measured.append([len(linears), other.nbytes]) or False
+        packing, "_fewest_rows", lambda linears, other, *, both: measured.append([len(linears), other.nbytes])
     )
     pack(nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)), nn.Linear(8, 4)))
     assert measured == [[4, 4 * (4 * 64 + 32)], [1, 4 * (4 * 64 + 32)]], "beside all that passes through the caches"
@@ -75,9 +96,56 @@ def test_products_are_timed_with_weights_that_other_work_has_driven_out(monkeypa
     done = []
     other = torch.zeros(1)
     monkeypatch.setattr(packing, "_packed_product", lambda x, w, b: done.append(int(other)) or x)
-    assert packing._gains([nn.Linear(8, 8)] * 2, other) in (True, False)
+    packing._fewest_rows([nn.Linear(8, 8)] * 2, other, both=True)
     assert done[:2] == [5, 5], "after five timings of the plain product, once unseen for both layers"
     assert len(set(done)) == len(packing.PROBED_ROWS) * (1 + packing._REPEATS), "and then before every timing"
+
+
+TIMES = st.lists(st.floats(0.1, 10.0), min_size=len(packing.PROBED_ROWS), max_size=len(packing.PROBED_ROWS))
+
+
+@given(plain=TIMES, packed=TIMES, both=st.booleans())
+def test_what_is_chosen_costs_no_more_than_noise_above_the_best_that_memory_allows(plain, packed, both):
+    fewest = packing._chosen(plain, packed, both=both)
+    at = len(plain) if fewest is None else packing.PROBED_ROWS.index(fewest)
+    taken = [sum(plain[:i]) + sum(packed[i:]) for i in range(len(plain) + 1)]
+    allowed = range(len(taken)) if both else [i for i in (0, len(plain)) if i or packed[0] <= packing.NOISE * plain[0]]
+    assert at in allowed
+    assert taken[at] <= packing.NOISE * min(taken[i] for i in allowed) + 1e-9
+    if fewest == 1:
+        assert packed[0] <= packing.NOISE * plain[0], "plain steps would pay for verifications"
+
+
+@pytest.mark.parametrize(
+    ("plain", "packed", "both", "fewest"),
+    [
+        ((2, 2, 2, 2, 2, 2), (1, 1, 1, 1, 1, 1), True, 1),
+        ((2, 2, 2, 2, 2, 2), (3, 3, 3, 3, 3, 3), True, None),
+        ((1, 1, 1, 4, 4, 4), (2, 2, 2, 2, 2, 2), True, 4),
+        ((1, 1, 1, 4, 4, 4), (2, 2, 2, 2, 2, 2), False, None),
+        ((2, 2, 2, 4, 4, 4), (2.09, 2, 2, 2, 2, 2), True, 1),
+        ((2, 2, 2, 2, 2, 2), (2.5, 2.5, 1.9, 1.9, 1.9, 1.9), True, None),
+    ],
+    ids=["always", "never", "from 4 rows on", "no room for both", "one copy does", "too little for a second copy"],
+)
+def test_a_second_copy_is_kept_only_where_it_gains(plain, packed, both, fewest):
+    assert packing._chosen(plain, packed, both=both) == fewest
+
+
+def test_both_weights_are_kept_only_within_the_share_of_memory(monkeypatch):
+    asked = []
+    monkeypatch.setattr(packing, "_free_bytes", lambda: 2 * 4 * (64 + 32))
+    monkeypatch.setattr(
+        packing, "_fewest_rows", lambda linears, other, *, both: asked.append(both) or (4 if both else None)
+    )
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 2))
+    pack(model)
+    assert asked == [True, True, False], "64 and 32 weights fill half of what is free"
+    assert [isinstance(layer, PackedLinear) for layer in model] == [True, True, False]
+
+
+def test_free_memory_is_what_the_system_tells():
+    assert packing._free_bytes() > 2**20 or not Path("/proc/meminfo").exists()
 
 
 def test_a_dtype_that_cannot_be_packed_is_left_alone():

@@ -59,6 +59,7 @@ class CellStudy:
         self._scores: dict[Candidate, float] = {}
         self._excesses: dict[Candidate, dict[str, float]] = {}
         self._closed: set[Candidate] = set()
+        self._elsewhere: set[Candidate] = set()
         self._strategy: Strategy = Grid() if settings.strategy == "grid" else Tpe(self.space, settings.seed)
         self._forecasts: dict[Candidate, Forecast] = {}
         self.awaits_forecast = settings.strategy == "guided"
@@ -93,7 +94,8 @@ class CellStudy:
         count = min(self._settings.candidates_per_round, self._settings.max_candidates - used)
         if count <= 0:
             return ()
-        open_candidates = [c for c in self.space.candidates if c not in self._scores and c not in self._closed]
+        ended = self._closed.union(self._scores)
+        open_candidates = [c for c in self.space.candidates if c not in ended and not self._stays_behind(c)]
         return self._strategy.propose(open_candidates, self._scores, count, self._excesses)
 
     def tell(self, measurement: Measurement, score: float | None = None) -> None:
@@ -102,6 +104,10 @@ class CellStudy:
         ``score`` is what it counts in the search, its speedup unless that is of other prompts than its rivals'.
         """
         candidate, metrics = measurement.candidate, measurement.metrics
+        if measurement.kind == "search":
+            self._elsewhere.discard(candidate)
+        else:
+            self._elsewhere.add(candidate)
         self._scores[candidate] = metrics.speedup if score is None else score
         self._excesses[candidate] = {check.name: check.excess for check in checks(metrics, self._constraints)}
         if self._stored(candidate, "measurement"):
@@ -128,6 +134,19 @@ class CellStudy:
         with self._trial(candidate, {"infeasible": reason}) as trial:
             trial.set_constraint("infeasible", 1.0)
             self._study.tell(trial, state=TrialState.FAIL)
+
+    def _stays_behind(self, candidate: Candidate) -> bool:
+        """Whether replay puts ``candidate`` behind one of its draft that was confirmed without a search.
+
+        What that one fell short by lies in its other prompts, or in times that all γ of the draft share: measured on
+        the search's prompts they would rank as replay ranked them. One that broke a limit has not outdone the others.
+        """
+        forecast = self._forecasts.get(candidate)
+        if forecast is None or forecast.method != "replay":
+            return False
+        rivals = [c for c in self._elsewhere if c.draft == candidate.draft and c in self._forecasts]
+        kept = [c for c in rivals if all(excess <= 0 for excess in self._excesses[c].values())]
+        return any(forecast.speedup <= self._forecasts[c].speedup for c in kept)
 
     def _open(self, name: str, storage: optuna.storages.BaseStorage) -> optuna.Study:
         return optuna.create_study(

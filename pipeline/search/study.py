@@ -59,7 +59,8 @@ class CellStudy:
         self._scores: dict[Candidate, float] = {}
         self._excesses: dict[Candidate, dict[str, float]] = {}
         self._closed: set[Candidate] = set()
-        self._elsewhere: set[Candidate] = set()
+        self._searched: set[Candidate] = set()
+        self._alone: set[Candidate] = set()
         self._strategy: Strategy = Grid() if settings.strategy == "grid" else Tpe(self.space, settings.seed)
         self._forecasts: dict[Candidate, Forecast] = {}
         self.awaits_forecast = settings.strategy == "guided"
@@ -104,10 +105,12 @@ class CellStudy:
         ``score`` is what it counts in the search, its speedup unless that is of other prompts than its rivals'.
         """
         candidate, metrics = measurement.candidate, measurement.metrics
-        if measurement.kind == "search":
-            self._elsewhere.discard(candidate)
+        if measurement.kind != "search" and candidate not in self._searched and metrics.speedup_low > 1:
+            self._alone.add(candidate)
         else:
-            self._elsewhere.add(candidate)
+            self._alone.discard(candidate)
+        if measurement.kind == "search":
+            self._searched.add(candidate)
         self._scores[candidate] = metrics.speedup if score is None else score
         self._excesses[candidate] = {check.name: check.excess for check in checks(metrics, self._constraints)}
         if self._stored(candidate, "measurement"):
@@ -129,6 +132,7 @@ class CellStudy:
         """Enter a candidate that cannot be measured, with the reason; it is not proposed again."""
         self._closed.add(candidate)
         self._scores.pop(candidate, None)
+        self._alone.discard(candidate)
         if self._stored(candidate, "infeasible"):
             return
         with self._trial(candidate, {"infeasible": reason}) as trial:
@@ -136,15 +140,16 @@ class CellStudy:
             self._study.tell(trial, state=TrialState.FAIL)
 
     def _stays_behind(self, candidate: Candidate) -> bool:
-        """Whether replay puts ``candidate`` behind one of its draft that was confirmed without a search.
+        """Whether replay puts ``candidate`` behind one of its draft that was confirmed without a search, and pays.
 
-        What that one fell short by lies in its other prompts, or in times that all γ of the draft share: measured on
-        the search's prompts they would rank as replay ranked them. One that broke a limit has not outdone the others.
+        What that one fell short by lies in its other prompts, or in times that the γ of a draft share: measured on the
+        search's prompts they would rank as replay ranked them. Where it may not pay at all, or broke a limit, another γ
+        is worth a search all the same.
         """
         forecast = self._forecasts.get(candidate)
         if forecast is None or forecast.method != "replay":
             return False
-        rivals = [c for c in self._elsewhere if c.draft == candidate.draft and c in self._forecasts]
+        rivals = [c for c in self._alone if c.draft == candidate.draft and c in self._forecasts]
         kept = [c for c in rivals if all(excess <= 0 for excess in self._excesses[c].values())]
         return any(forecast.speedup <= self._forecasts[c].speedup for c in kept)
 

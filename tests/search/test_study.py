@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 
 from pipeline.records.failure import InputError
+from pipeline.records.measurement import Measurement
 from pipeline.records.settings import NO_LIMITS, Constraints, DraftChoice, SearchSettings
 from pipeline.records.target import Candidate, EarlyExit, Ngram
 from pipeline.search.space import CandidateSpace
@@ -62,23 +63,50 @@ def labels(candidates) -> set[str]:
     return {candidate.label for candidate in candidates}
 
 
-@pytest.mark.parametrize("confirmed", [1.0, 1.2, 1.3])
+def confirmation(make_measurement, candidate: Candidate, speedup: float, half: float = 0.1, **changes) -> Measurement:
+    low, high = speedup - half, speedup + half
+    return make_measurement(
+        candidate=candidate, kind="confirmation", speedup=speedup, speedup_low=low, speedup_high=high, **changes
+    )
+
+
+@pytest.mark.parametrize("confirmed", [1.15, 1.2, 1.3])
 def test_one_confirmed_below_its_forecast_is_not_searched_beside_other_lengths_of_its_draft(
     storage, make_measurement, make_forecast, confirmed
 ):
     cell = forecast_study(storage, make_forecast)
     (first,) = cell.ask()
-    cell.tell(make_measurement(candidate=first, kind="confirmation", speedup=confirmed))
+    cell.tell(confirmation(make_measurement, first, confirmed))
     asked = labels(cell.ask())
     assert asked <= {"other γ2", "other γ4"}
     assert "other γ2" in asked, "its text and its times are others"
 
 
+@pytest.mark.parametrize("confirmed", [0.95, 1.05])
+def test_where_the_one_confirmed_may_not_pay_other_lengths_are_searched(
+    storage, make_measurement, make_forecast, confirmed
+):
+    cell = forecast_study(storage, make_forecast)
+    (first,) = cell.ask()
+    cell.tell(confirmation(make_measurement, first, confirmed))
+    assert "ngram γ4" in labels(cell.ask())
+
+
 def test_once_searched_it_is_one_of_many_again(storage, make_measurement, make_forecast):
     cell = forecast_study(storage, make_forecast)
     (first,) = cell.ask()
-    cell.tell(make_measurement(candidate=first, kind="confirmation", speedup=1.2))
+    cell.tell(confirmation(make_measurement, first, 1.2))
     cell.tell(make_measurement(candidate=first, kind="search", speedup=1.2))
+    assert "ngram γ4" in labels(cell.ask())
+    cell.tell(confirmation(make_measurement, first, 1.2))
+    assert "ngram γ4" in labels(cell.ask())
+
+
+def test_once_it_failed_other_lengths_are_searched(storage, make_measurement, make_forecast):
+    cell = forecast_study(storage, make_forecast)
+    (first,) = cell.ask()
+    cell.tell(confirmation(make_measurement, first, 1.2))
+    cell.fail(first, "out of memory")
     assert "ngram γ4" in labels(cell.ask())
 
 
@@ -87,7 +115,7 @@ def test_a_probed_draft_may_do_better_by_another_length_however_it_was_measured(
 ):
     cell = forecast_study(storage, make_forecast, method="probe")
     first = cell.ask()[0]
-    cell.tell(make_measurement(candidate=first, kind="confirmation", speedup=1.2))
+    cell.tell(confirmation(make_measurement, first, 1.2))
     assert "ngram γ4" in labels(cell.ask())
 
 
@@ -95,7 +123,7 @@ def test_after_a_confirmation_that_broke_a_limit_other_lengths_are_searched(stor
     first = Candidate(draft=NGRAM.draft, gamma=2)
     limited = study(storage, [NGRAM], constraints=Constraints(tpot_ms_p99=10.0))
     limited.expect(make_forecast({("ngram", gamma): 1.6 - gamma / 100 for gamma in (2, 4, 8)}).forecasts)
-    limited.tell(make_measurement(candidate=first, kind="confirmation", speedup=1.2, tpot_ms_p99=11.0))
+    limited.tell(confirmation(make_measurement, first, 1.2, tpot_ms_p99=11.0))
     assert "ngram γ4" in labels(limited.ask())
 
 

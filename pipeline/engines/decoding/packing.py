@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-PROBED_ROWS = (1, 2, 3, 4, 8, 16)
+from pipeline.engines.decoding.free_memory import free_bytes
+
+PROBED_ROWS = (1, 2, 3, 4, 5, 6, 8, 16)
 """Plain steps, verifications and small batches: what decoding is made of."""
-NOISE = 1.05
-"""Two timings of one product differ by as much."""
+NOISE = 0.05
+"""Two timings of one product differ by as much of it."""
 CACHE_BYTES = 64 * 2**20
 """More than a processor's caches keep for one process, in most."""
 PROBED_LAYERS = 8
-MEMORY_SHARE = 0.5
-"""Of the memory that is free, what second copies of weights may take."""
+MEMORY_SHARE = 0.25
+"""Of the memory that is free, what second copies of weights may take: caches, drafts and other workers come later."""
 _REPEATS = 5
 
 
@@ -66,14 +67,17 @@ def pack(model: nn.Module) -> None:
                 kinds.setdefault(kind, []).append((parent, name, child))
     weights = {c.weight.data_ptr(): c.weight.nbytes for layers in kinds.values() for _, _, c in layers}
     other = torch.zeros(min(CACHE_BYTES, sum(weights.values())) // 4)
-    room = MEMORY_SHARE * _free_bytes()
+    tied = {p.data_ptr() for m in model.modules() if type(m) is not nn.Linear for p in m.parameters(recurse=False)}
+    room = MEMORY_SHARE * free_bytes()
     with torch.inference_mode():
         for layers in kinds.values():
-            twice = sum(linear.weight.nbytes for _, _, linear in layers)
-            fewest = _fewest_rows([linear for _, _, linear in layers[:PROBED_LAYERS]], other, both=twice <= room)
+            linears = [linear for _, _, linear in layers]
+            # A tied weight stays with the embedding anyway, so that its second copy is the packed one.
+            second_copies = sum(linear.weight.nbytes for linear in linears if linear.weight.data_ptr() not in tied)
+            fewest = _fewest_rows(linears[:PROBED_LAYERS], other, both=second_copies <= room)
             if fewest is None:
                 continue
-            room -= twice if fewest > 1 else 0.0
+            room -= second_copies if fewest > 1 else 0.0
             for parent, name, linear in layers:
                 setattr(parent, name, PackedLinear(linear, fewest))
 
@@ -100,14 +104,16 @@ def _fewest_rows(linears: Sequence[nn.Linear], other: Tensor, *, both: bool) -> 
 def _chosen(plain_s: Sequence[float], packed_s: Sequence[float], *, both: bool) -> int | None:
     """``_fewest_rows`` by the seconds that each product took at each of ``PROBED_ROWS``.
 
-    One copy of the weights is preferred where a second one gains no more than noise.
+    What counts is how much longer than the faster product one takes, alike at every number of rows. One copy of the
+    weights is preferred where a second one gains no more than noise.
     """
-    taken = [sum(plain_s[:i]) + sum(packed_s[i:]) for i in range(len(PROBED_ROWS) + 1)]
-    best = min(range(len(taken)), key=taken.__getitem__)
-    alone = packed_s[0] <= NOISE * plain_s[0] and taken[0] < taken[-1]
-    if alone and (taken[0] <= NOISE * taken[best] or not both):
+    longer = [(p / min(p, q) - 1, q / min(p, q) - 1) for p, q in zip(plain_s, packed_s, strict=True)]
+    lost = [sum(p for p, _ in longer[:i]) + sum(q for _, q in longer[i:]) for i in range(len(longer) + 1)]
+    best = min(range(len(lost)), key=lost.__getitem__)
+    always, never = lost[0] - lost[best], lost[-1] - lost[best]
+    if longer[0][1] <= NOISE and lost[0] < lost[-1] and (always <= NOISE or not both):
         return 1
-    if not both or taken[-1] <= NOISE * taken[best]:
+    if not both or never <= NOISE:
         return None
     return PROBED_ROWS[best]
 
@@ -121,16 +127,6 @@ def _fastest_s(products: Callable[[], list[Tensor]], other: Tensor) -> float:
         products()
         seconds.append(time.perf_counter() - start)
     return min(seconds)
-
-
-def _free_bytes() -> int:
-    """Memory that can be had without swapping; 0 where the system does not tell it."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 0
 
 
 def _pack(weight: Tensor) -> Tensor:

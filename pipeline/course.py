@@ -244,7 +244,7 @@ class Course:
             if measurement.replicate // LOOKS > self._confirming.attempt:
                 self._settle()
             pooled = self._confirming.enter(measurement)
-            if pooled is not None and candidate not in self._confirming.failed.union(self._searched):
+            if pooled is not None and not self._searched and candidate not in self._confirming.failed:
                 self._study.tell(pooled)  # it is all that the study knows of this candidate
 
     def _baselines(self) -> list[Baseline]:

@@ -105,7 +105,7 @@ class CellStudy:
         ``score`` is what it counts in the search, its speedup unless that is of other prompts than its rivals'.
         """
         candidate, metrics = measurement.candidate, measurement.metrics
-        if measurement.kind != "search" and candidate not in self._searched and metrics.speedup_low > 1:
+        if measurement.kind != "search" and candidate not in self._searched and (metrics.speedup_low or 0.0) > 1:
             self._alone.add(candidate)
         else:
             self._alone.discard(candidate)

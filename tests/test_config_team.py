@@ -32,7 +32,7 @@ class TestTeamFolder:
         ours = settings.targets[1]
         assert ours.target == Target(name="ours", source="models/ours")
         assert ours.drafts[0].draft == DraftModel(name="small", source="models/small")
-        assert settings.workloads[0] == Workload(name="tickets", format="chat", path="tickets.jsonl", output_tokens=32)
+        assert settings.workloads[0] == Workload(name="tickets", format="chat", path="tickets.jsonl", output_tokens=24)
 
     def test_a_sweep_file_of_its_own_uses_both_folders(self, folder: Path) -> None:
         (folder / "ours.yaml").write_text(

@@ -20,6 +20,8 @@ PROBED_ROWS = (1, 2, 3, 4, 5, 6, 8, 16)
 """Plain steps, verifications and small batches: what decoding is made of."""
 NOISE = 0.05
 """Two timings of one product differ by as much of it."""
+LEAST_S = 1e-9
+"""What a clock that is too coarse for a product is taken to have shown."""
 CACHE_BYTES = 64 * 2**20
 """More than a processor's caches keep for one process, in most."""
 PROBED_LAYERS = 8
@@ -107,7 +109,8 @@ def _chosen(plain_s: Sequence[float], packed_s: Sequence[float], *, both: bool) 
     What counts is how much longer than the faster product one takes, alike at every number of rows. One copy of the
     weights is preferred where a second one gains no more than noise.
     """
-    longer = [(p / min(p, q) - 1, q / min(p, q) - 1) for p, q in zip(plain_s, packed_s, strict=True)]
+    least = [max(min(pair), LEAST_S) for pair in zip(plain_s, packed_s, strict=True)]
+    longer = [(p / s - 1, q / s - 1) for p, q, s in zip(plain_s, packed_s, least, strict=True)]
     lost = [sum(p for p, _ in longer[:i]) + sum(q for _, q in longer[i:]) for i in range(len(longer) + 1)]
     best = min(range(len(lost)), key=lost.__getitem__)
     always, never = lost[0] - lost[best], lost[-1] - lost[best]

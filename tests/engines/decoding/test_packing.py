@@ -146,6 +146,11 @@ def test_a_second_copy_is_kept_only_where_it_gains(packed, both, fewest):
     assert packing._chosen([2.0] * 8, packed, both=both) == fewest
 
 
+@pytest.mark.parametrize("both", [True, False])
+def test_where_a_clock_is_too_coarse_to_tell_nothing_is_packed(both):
+    assert packing._chosen([0.0] * 8, [0.0] * 8, both=both) is None
+
+
 @pytest.mark.parametrize(
     ("tied", "chosen", "asked", "replaced"),
     [
